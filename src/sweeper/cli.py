@@ -1,0 +1,313 @@
+"""The verbs: parse, load, wire the parts together, print. No decisions of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sweeper import __version__
+from sweeper.places import GROUPS, ConfDirs, ConfError, conf_dirs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sweeper.conf import Loaded
+    from sweeper.core.outcome import Attempt
+
+OK, FAILED, WRONG_INPUT, HOST_CANNOT, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A command line, taken apart."""
+
+    verb: str
+    overrides: tuple[str, ...]
+    dirs: ConfDirs
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code: 0 done, 2 wrong input, 3 host cannot, 130 stopped."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if any(each in ("-h", "--help") for each in argv):
+            print(_help(conf_dirs()))
+            return OK
+        if "--version" in argv:
+            print(f"sweeper {__version__}")
+            return OK
+        call = _parse(argv)
+        return VERBS[call.verb][0](call)
+    except ConfError as error:
+        _complain(str(error))
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        _complain("stopped")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (as in `sweeper show | head`): nothing to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _parse(argv: list[str]) -> Call:
+    verb = "run"
+    overrides: list[str] = []
+    folders: list[str] = []
+    rest = list(argv)
+    if rest and rest[0][:1] not in ("-", "+", "~") and "=" not in rest[0]:
+        verb = rest.pop(0)
+    if verb not in VERBS:
+        from sweeper.core.space import suggestion
+
+        raise ConfError(f"{verb}: there is no such verb{suggestion(verb, tuple(VERBS))}")
+    while rest:
+        each = rest.pop(0)
+        if each in ("--config-dir", "-cd"):
+            if not rest:
+                raise ConfError("--config-dir needs a folder after it")
+            folders.append(rest.pop(0))
+        elif each.startswith("--config-dir="):
+            folders.append(each.partition("=")[2])
+        elif each.startswith("-"):
+            raise ConfError(
+                f"{each}: there is no such option; there are --config-dir DIR, --help and "
+                "--version, and settings are written KEY=VALUE"
+            )
+        else:
+            overrides.append(each)
+    return Call(verb=verb, overrides=tuple(overrides), dirs=conf_dirs(folders))
+
+
+def _help(dirs: ConfDirs) -> str:
+    lines = [
+        "usage: python -m sweeper [VERB] +study=NAME [KEY=VALUE ...] [--config-dir DIR]",
+        "",
+        "Finds the fastest inference engine configuration that keeps the context you need.",
+        "",
+        "verbs (none: run)",
+        *(f"  {verb:<8} {words}" for verb, (_, words) in VERBS.items()),
+        "",
+        "studies (+study=NAME)",
+        *(f"  {name}" for name in dirs.options("study")),
+        "",
+        "config groups (GROUP=NAME)",
+        *(
+            f"  {group:<9} {', '.join(dirs.options(group)) or '-'}"
+            for group in GROUPS
+            if group != "study"
+        ),
+        "",
+        "examples",
+        "  python -m sweeper plan +study=quickstart",
+        "  python -m sweeper +study=quickstart budget.boots=20 hardware.memory_limit=600MiB",
+        "  python -m sweeper show +study=quickstart output=json",
+        "",
+        f"configs are read from: {', '.join(str(each) for each in dirs.dirs)}",
+    ]
+    return "\n".join(lines)
+
+
+def _complain(words: str) -> None:
+    print(f"sweeper: {words}", file=sys.stderr)
+
+
+def _load(call: Call) -> Loaded:
+    from sweeper.conf import load
+
+    return load(call.overrides, call.dirs)
+
+
+def _consoles() -> tuple[Console, Console]:
+    """Return the consoles for results (stdout) and for progress (stderr)."""
+    from rich.console import Console
+
+    return Console(), Console(stderr=True)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def _recorded(loaded: Loaded) -> list[Attempt]:
+    from sweeper.record.attempts import Attempts, RecordError
+
+    folder = loaded.studies_dir / loaded.study.name / "attempts"
+    try:
+        return Attempts(folder).all()
+    except RecordError as error:
+        raise ConfError(str(error)) from None
+
+
+# --- run --------------------------------------------------------------------------------------
+
+
+def _run(call: Call) -> int:
+    from sweeper.orchestrate import HostCannotError, StudyError, run_study
+
+    loaded = _load(call)
+    out, err = _consoles()
+    try:
+        summary = run_study(loaded, err)
+    except StudyError as error:
+        raise ConfError(str(error)) from None
+    except HostCannotError as error:
+        _complain(str(error))
+        return HOST_CANNOT
+    if loaded.output == "json":
+        _print_json(summary.as_json())
+    else:
+        from sweeper.report import front_table
+
+        out.print(front_table(summary.attempts, width=out.width))
+        for line in summary.next_steps:
+            out.print(line, soft_wrap=True, highlight=False, markup=False)
+    if summary.interrupted:
+        return INTERRUPTED
+    return HOST_CANNOT if summary.fault is not None else OK
+
+
+# --- plan -------------------------------------------------------------------------------------
+
+
+def _plan(call: Call) -> int:
+    from sweeper.plan import make_plan, plan_text
+
+    loaded = _load(call)
+    plan = make_plan(loaded, _recorded(loaded))
+    if loaded.output == "json":
+        _print_json(plan)
+    else:
+        print(plan_text(plan))
+    return OK
+
+
+# --- show -------------------------------------------------------------------------------------
+
+
+def _show(call: Call) -> int:
+    from sweeper.report import front_rows, front_table, trial_rows, trials_table
+
+    loaded = _load(call)
+    attempts = _recorded(loaded)
+    if loaded.output == "json":
+        _print_json(
+            {
+                "study": loaded.study.name,
+                "front": front_rows(attempts),
+                "trials": trial_rows(attempts),
+            }
+        )
+        return OK
+    if not attempts:
+        print(f"study {loaded.study.name} has no attempts yet; start it: {_command(call, 'run')}")
+        return OK
+    out, _ = _consoles()
+    out.print(trials_table(attempts, width=out.width))
+    out.print(front_table(attempts, width=out.width))
+    return OK
+
+
+def _command(call: Call, verb: str) -> str:
+    return " ".join(["python -m sweeper", *([] if verb == "run" else [verb]), *call.overrides])
+
+
+# --- export -----------------------------------------------------------------------------------
+
+
+def _export(call: Call) -> int:
+    from sweeper.core.outcome import Measured
+    from sweeper.recipe import RecipeError, write_recipes
+    from sweeper.report import front_of
+
+    loaded = _load(call)
+    attempts = _recorded(loaded)
+    front = front_of(attempts)
+    if loaded.export_trial is not None:
+        chosen = [each for each in attempts if each.number == loaded.export_trial]
+        if not chosen:
+            raise ConfError(
+                f"export.trial: study {loaded.study.name} has no attempt {loaded.export_trial}; "
+                f"there are 1 to {len(attempts)}"
+            )
+    else:
+
+        def speed(attempt: Attempt) -> float:
+            assert isinstance(attempt.outcome, Measured)
+            return attempt.outcome.decode_tok_s.median
+
+        def context(attempt: Attempt) -> int:
+            assert isinstance(attempt.outcome, Measured)
+            return attempt.outcome.context.window_tokens
+
+        if not front:
+            raise ConfError(
+                f"study {loaded.study.name} has no measured attempt to export; run it first: "
+                f"{_command(call, 'run')}"
+            )
+        picks: dict[str, Callable[[], list[Attempt]]] = {
+            "all": lambda: list(front),
+            "fastest": lambda: [max(front, key=speed)],
+            "longest": lambda: [max(front, key=context)],
+        }
+        if loaded.export_pick not in picks:
+            raise ConfError(f"export.pick: {loaded.export_pick} is not one of {', '.join(picks)}")
+        chosen = picks[loaded.export_pick]()
+    folder = loaded.studies_dir / loaded.study.name
+    try:
+        written = write_recipes(
+            chosen, form=loaded.export_format, folder=folder / "recipes", study_folder=folder
+        )
+    except RecipeError as error:
+        raise ConfError(f"export: {error}") from None
+    if loaded.output == "json":
+        _print_json({"study": loaded.study.name, "recipes": [str(path) for path in written]})
+    else:
+        for path in written:
+            print(path)
+    return OK
+
+
+# --- ui ---------------------------------------------------------------------------------------
+
+
+def _ui(call: Call) -> int:  # noqa: RET503 - the last line never returns
+    """Replace this process by the MLflow UI on the study's store."""
+    from sweeper.record.tracking import ui_command
+
+    loaded = _load(call)
+    if loaded.tracking_uri is None:
+        raise ConfError("tracking is off for this study, so there is nothing to show in MLflow")
+    if not loaded.tracking_uri.startswith("sqlite:"):
+        print(f"this study is tracked by a server; open {loaded.tracking_uri}")
+        return OK
+    store = Path(loaded.tracking_uri.removeprefix("sqlite:///"))
+    if not store.exists():
+        raise ConfError(
+            f"there is no store {store} yet; run a study first: {_command(call, 'run')}"
+        )
+    argv, env = ui_command(loaded.tracking_uri, loaded.ui_port)
+    address = f"http://127.0.0.1:{loaded.ui_port}"
+    if loaded.output == "json":
+        _print_json({"url": address, "command": list(argv)})
+    else:
+        print(f"MLflow opens on {address} in some ten seconds; Ctrl-C ends it", flush=True)
+    sys.stdout.flush()
+    os.execve(argv[0], argv, {**os.environ, **env})  # noqa: S606 - our own interpreter
+
+
+VERBS: dict[str, tuple[Callable[[Call], int], str]] = {
+    "run": (_run, "boot, prove and measure until the budget is spent; resumes where it stopped"),
+    "plan": (
+        _plan,
+        "what would be booted, with which memory, and why points are out; boots nothing",
+    ),
+    "show": (_show, "the front and all trials of a study, from disk"),
+    "export": (_export, "recipes of the winners (export.format=shell export.pick=all)"),
+    "ui": (_ui, "the MLflow UI on the study's store"),
+}

@@ -1,0 +1,742 @@
+"""Hydra configs to frozen values: the schemas, and the one gate through which all input passes.
+
+Every mistake is refused here, before anything is booted, with the file and the key it stands in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.hydra import Hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sweeper.core.pairs import Pairs, Point, Scalar, text
+from sweeper.core.space import (
+    OPS,
+    Axis,
+    AxisRef,
+    Condition,
+    Rule,
+    Space,
+    SpaceError,
+    suggestion,
+)
+from sweeper.core.study import Budget, SamplerChoice, Study
+from sweeper.core.typed import FieldError
+from sweeper.core.workload import Workload
+from sweeper.engines import Engine, EngineOptions, load_engine
+from sweeper.models import ModelChoice
+from sweeper.places import GROUPS, ConfDirs, ConfError
+from sweeper.trial import MODEL_VARIANT
+
+_OPEN_MAPPINGS = (
+    "space", "engine.params", "engine.env", "model.variants", "model.facts", "workload.request",
+)  # fmt: skip
+SAMPLERS = ("tpe", "nsga2", "random", "qmc")
+
+
+# --- schemas: mutable, because hydra-core 1.3 demands it; nothing past `load` sees them ---------
+
+
+@dataclass
+class EngineSchema:
+    name: str = MISSING
+    binary: str | None = None
+    python: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    extra_args: list[str] = field(default_factory=list)
+    boot_timeout_s: float = 600.0
+    stop_timeout_s: float = 10.0
+
+
+@dataclass
+class ModelSchema:
+    name: str = MISSING
+    path: str | None = None
+    package: str | None = None
+    package_module: str | None = None
+    sha256: str | None = None
+    variants: dict[str, str] = field(default_factory=dict)
+    draft_path: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class HardwareSchema:
+    name: str = MISSING
+    memory_limit: Any = None
+
+
+@dataclass
+class WorkloadSchema:
+    name: str = MISSING
+    prompt: str = MISSING
+    max_tokens: int = MISSING
+    warmup_runs: int = 1
+    runs: int = 5
+    proof_answer_tokens: int = 32
+    temperature: float = 0.0
+    seed: int | None = 0
+    request: dict[str, Any] = field(default_factory=dict)
+    request_timeout_s: float = 600.0
+    silence_timeout_s: float = 300.0
+
+
+@dataclass
+class TrackingSchema:
+    enabled: bool = True
+    uri: str | None = None
+
+
+@dataclass
+class BudgetSchema:
+    boots: int = 20
+    minutes: float | None = None
+
+
+@dataclass
+class SamplerSchema:
+    name: str = "tpe"
+    startup: int = 8
+
+
+@dataclass
+class ExportSchema:
+    format: str = "shell"
+    pick: str = "all"
+    trial: int | None = None
+
+
+@dataclass
+class PlanSchema:
+    points: int = 5
+
+
+@dataclass
+class UiSchema:
+    port: int = 5000
+
+
+@dataclass
+class Schema:
+    engine: EngineSchema = field(default_factory=EngineSchema)
+    model: ModelSchema = field(default_factory=ModelSchema)
+    hardware: HardwareSchema = field(default_factory=HardwareSchema)
+    workload: WorkloadSchema = field(default_factory=WorkloadSchema)
+    tracking: TrackingSchema = field(default_factory=TrackingSchema)
+    name: str | None = None
+    description: str = ""
+    seed: int = 0
+    space: dict[str, Any] = field(default_factory=dict)
+    rules: list[Any] = field(default_factory=list)
+    enqueue: list[Any] = field(default_factory=list)
+    budget: BudgetSchema = field(default_factory=BudgetSchema)
+    sampler: SamplerSchema = field(default_factory=SamplerSchema)
+    retries: int = 1
+    studies_dir: str | None = None
+    output: str = "text"
+    export: ExportSchema = field(default_factory=ExportSchema)
+    plan: PlanSchema = field(default_factory=PlanSchema)
+    ui: UiSchema = field(default_factory=UiSchema)
+
+
+# --- the gate ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Everything a verb needs, checked."""
+
+    study: Study
+    engine: Engine
+    options: EngineOptions
+    model: ModelChoice
+    dirs: ConfDirs
+    studies_dir: Path
+    tracking_uri: str | None
+    output: str
+    export_format: str
+    export_pick: str
+    export_trial: int | None
+    plan_points: int
+    ui_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sources:
+    """Where each part of a composed config came from, for messages."""
+
+    overrides: tuple[str, ...]
+    files: tuple[tuple[str, Path], ...]
+    """The package ('' for the root) and the file, first the one that wins."""
+
+    def where(self, key: str) -> str:
+        """Return the place that states the key, or the nearest part of it that is stated."""
+        parts = [part for part in re.split(r"\.|\[\d+\]", key) if part]
+        for depth in range(len(parts), 0, -1):
+            dotted = ".".join(parts[:depth])
+            for override in self.overrides:
+                name = override.lstrip("+~").split("=", 1)[0]
+                if name == dotted or name.startswith(dotted + "."):
+                    return f"on the command line, {override}"
+            for package, file in self.files:
+                inner = parts[:depth]
+                if package:
+                    if inner[:1] != [package]:
+                        continue
+                    inner = inner[1:]
+                    if not inner:
+                        continue
+                if _has(file, inner):
+                    return f"in {_shown(file)}"
+        return f"in {_shown(self.files[-1][1])}" if self.files else "in the configuration"
+
+
+def _has(file: Path, parts: Sequence[str]) -> bool:
+    try:
+        node = yaml.safe_load(file.read_text())
+    except (OSError, yaml.YAMLError):
+        return False
+    for part in parts:
+        if not isinstance(node, dict):
+            return False
+        # YAML reads the key `on` as True and `1` as a number; compare as text.
+        match = next((key for key in node if str(key) == part), None)
+        if match is None:
+            return False
+        node = node[match]
+    return True
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
+    """Return the checked study that the configs and overrides describe.
+
+    Raises ConfError for every mistake that can be seen without the model and the engine.
+    """
+    # `study=x` is what one types; Hydra wants a + since no study is in the defaults list.
+    stated = [f"+{each}" if each.startswith("study=") else each for each in overrides]
+    config, sources = _composed(stated, dirs)
+    schema = _typed(config, sources)
+    if schema.name is None:
+        names = ", ".join(dirs.options("study"))
+        raise ConfError(f"no study was chosen: add +study=NAME (there are: {names})")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", schema.name):
+        raise ConfError(
+            f"name: {schema.name!r} ({sources.where('name')}) names a folder: use letters, digits, "
+            "dots, dashes and underscores only"
+        )
+    _one_of("output", schema.output, ("text", "json"), sources)
+    _one_of("sampler.name", schema.sampler.name, SAMPLERS, sources)
+    for key, value, least in (
+        ("budget.boots", schema.budget.boots, 1),
+        ("retries", schema.retries, 0),
+        ("sampler.startup", schema.sampler.startup, 1),
+        ("plan.points", schema.plan.points, 0),
+    ):
+        if value < least:
+            raise ConfError(f"{key}: must be at least {least}, got {value} ({sources.where(key)})")
+    if schema.budget.minutes is not None and schema.budget.minutes <= 0:
+        raise ConfError(
+            f"budget.minutes: must be more than 0, got {schema.budget.minutes} "
+            f"({sources.where('budget.minutes')})"
+        )
+    try:
+        engine = load_engine(schema.engine.name)
+    except LookupError as error:
+        raise ConfError(f"engine.name: {error} ({sources.where('engine.name')})") from None
+    try:
+        space = _space(schema, engine)
+        enqueue = _enqueued(schema, space)
+    except SpaceError as error:
+        raise ConfError(f"{error} ({sources.where(error.key)})") from None
+    for name in schema.engine.env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            key = f"engine.env.{name}"
+            raise ConfError(
+                f"{key}: is not a name an environment variable can have ({sources.where(key)})"
+            )
+    study = _study(schema, space, enqueue, sources)
+    _check_settings(study, engine, schema, sources)
+    options = EngineOptions(
+        binary=schema.engine.binary,
+        python=schema.engine.python,
+        env=study.engine_env,
+        extra_args=study.engine_extra_args,
+        boot_timeout_s=schema.engine.boot_timeout_s,
+        stop_timeout_s=schema.engine.stop_timeout_s,
+        memory_limit_bytes=study.memory_limit_bytes,
+    )
+    return Loaded(
+        study=study,
+        engine=engine,
+        options=options,
+        model=_model(schema, sources),
+        dirs=dirs,
+        studies_dir=_studies_dir(schema, dirs),
+        tracking_uri=_tracking_uri(schema, dirs, sources),
+        output=schema.output,
+        export_format=schema.export.format,
+        export_pick=schema.export.pick,
+        export_trial=schema.export.trial,
+        plan_points=schema.plan.points,
+        ui_port=schema.ui.port,
+    )
+
+
+def _composed(overrides: list[str], dirs: ConfDirs) -> tuple[DictConfig, _Sources]:
+    with _hydra(dirs) as hydra:
+        try:
+            config = hydra.compose_config(
+                config_name="config", overrides=overrides, run_mode=RunMode.RUN,
+                from_shell=True, with_log_configuration=False,
+            )  # fmt: skip
+        # Hydra lets plain Python errors through where an override does not fit what it overrides.
+        except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
+            raise ConfError(_hydra_words(hydra, error, overrides, dirs)) from None
+        chosen = OmegaConf.to_container(config.hydra.runtime.choices)
+        assert isinstance(chosen, dict)
+    files = []
+    for group in GROUPS:
+        name = chosen.get(group)
+        for each in dirs.dirs:
+            if isinstance(name, str) and (each / group / f"{name}.yaml").is_file():
+                files.append(("" if group == "study" else group, each / group / f"{name}.yaml"))
+                break
+    root = next(each / "config.yaml" for each in dirs.dirs if (each / "config.yaml").is_file())
+    OmegaConf.set_struct(config, False)
+    config.pop("hydra")
+    return config, _Sources(overrides=tuple(overrides), files=(*files, ("", root)))
+
+
+@contextmanager
+def _hydra(dirs: ConfDirs) -> Iterator[Hydra]:
+    """Yield Hydra over our folders, in our order.
+
+    The public compose API knows one primary folder whose files cannot be overridden by others
+    (hydra #2125); the search path itself has no such limit.
+    """
+    search_path = ConfigSearchPathImpl()
+    search_path.append("hydra", "pkg://hydra.conf")
+    for index, each in enumerate(dirs.dirs):
+        search_path.append(f"sweeper-{index}", f"file://{each}")
+    search_path.append("schema", "structured://")
+    Plugins.instance()  # registers the kinds of sources that a search path may hold
+    GlobalHydra.instance().clear()
+    try:
+        yield Hydra.create_main_hydra2(task_name="sweeper", config_search_path=search_path)
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def _hydra_words(hydra: Hydra, error: Exception, overrides: Sequence[str], dirs: ConfDirs) -> str:
+    """Return Hydra's complaint, with the nearest right name where a name is wrong."""
+    words = str(error).strip()
+    if found := re.search(r"Could not find '(\w+)/([^']*)'", words):
+        group, name = found[1], found[2]
+        place = next(
+            (f"on the command line, {each}" for each in overrides if f"{group}=" in each),
+            f"asked for by {found.string.splitlines()[0].split(':')[0]}",
+        )
+        return (
+            f"{group}: there is no {group} called {name}{suggestion(name, dirs.options(group))} "
+            f"({place})"
+        )
+    known = [*GROUPS, *(each.name for each in dataclasses.fields(Schema))]
+    groups_chosen = []
+    for override in overrides:
+        try:
+            parsed = OverridesParser.create().parse_override(override)
+        except HydraException:
+            return f"on the command line, {override}: cannot be read as KEY=VALUE"
+        key = parsed.key_or_group.lstrip("/")
+        first = key.split(".", 1)[0].split("@", 1)[0]
+        if first not in known:
+            return f"on the command line, {override}: unknown name{suggestion(first, known)}"
+        if "." not in key and first in GROUPS:
+            groups_chosen.append(override)
+    if found := re.search(r"Could not override '([^']+)'", words):
+        key = found[1]
+        parent, _, last = key.rpartition(".")
+        place = next((each for each in overrides if each.startswith(f"{key}=")), key)
+        try:
+            config = hydra.compose_config(
+                config_name="config", overrides=groups_chosen, run_mode=RunMode.RUN,
+                from_shell=True, with_log_configuration=False,
+            )  # fmt: skip
+            beside = OmegaConf.select(config, parent) if parent else config
+            names = [str(each) for each in beside] if isinstance(beside, DictConfig) else []
+        except (HydraException, OmegaConfBaseException):
+            names = []
+        # Only some mappings are the user's to extend; elsewhere a + would not help.
+        hint = f"; to add a new entry, write +{place}" if parent in _OPEN_MAPPINGS else ""
+        return f"on the command line, {place}: there is no {key}{suggestion(last, names)}{hint}"
+    return f"{words.splitlines()[0]} (overrides: {' '.join(overrides) or 'none'})"
+
+
+def _typed(config: DictConfig, sources: _Sources) -> Schema:
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Schema), config)
+        schema = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        key = str(error.full_key or error.key or "")
+        words = str(error.msg or error).splitlines()[0]
+        if words.startswith("Key ") and " not in " in words:
+            words = f"unknown key{suggestion(key.rsplit('.', 1)[-1], _keys_beside(key))}"
+        raise ConfError(f"{key}: {words} ({sources.where(key)})") from None
+    assert isinstance(schema, Schema)
+    return schema
+
+
+def _keys_beside(key: str) -> list[str]:
+    node: Any = Schema
+    for part in key.split(".")[:-1]:
+        found = {each.name: each for each in dataclasses.fields(node)}.get(part)
+        factory = found.default_factory if found is not None else None
+        if not dataclasses.is_dataclass(factory):
+            return []
+        node = factory
+    return [each.name for each in dataclasses.fields(node)]
+
+
+def _one_of(key: str, value: str, allowed: Sequence[str], sources: _Sources) -> None:
+    if value not in allowed:
+        raise ConfError(f"{key}: {value} is not one of {', '.join(allowed)} ({sources.where(key)})")
+
+
+def _study(schema: Schema, space: Space, enqueue: tuple[Point, ...], sources: _Sources) -> Study:
+    assert schema.name is not None
+    try:
+        workload = Workload(
+            **{
+                **{
+                    each.name: getattr(schema.workload, each.name)
+                    for each in dataclasses.fields(WorkloadSchema)
+                },
+                "request": Pairs(schema.workload.request),
+            }
+        )
+    except (ValueError, TypeError) as error:
+        name = str(error).split(":", 1)[0]
+        raise ConfError(f"workload.{error} ({sources.where(f'workload.{name}')})") from None
+    try:
+        limit = parse_bytes(schema.hardware.memory_limit)
+    except ValueError as error:
+        key = "hardware.memory_limit"
+        raise ConfError(f"{key}: {error} ({sources.where(key)})") from None
+    return Study(
+        name=schema.name,
+        description=schema.description,
+        seed=schema.seed,
+        space=space,
+        enqueue=enqueue,
+        budget=Budget(boots=schema.budget.boots, minutes=schema.budget.minutes),
+        sampler=SamplerChoice(name=schema.sampler.name, startup=schema.sampler.startup),
+        retries=schema.retries,
+        engine_name=schema.engine.name,
+        engine_params=schema.engine.params,
+        engine_env=Pairs(schema.engine.env),
+        engine_extra_args=tuple(schema.engine.extra_args),
+        model_name=schema.model.name,
+        hardware_name=schema.hardware.name,
+        memory_limit_bytes=limit,
+        workload=workload,
+    )
+
+
+def _model(schema: Schema, sources: _Sources) -> ModelChoice:
+    try:
+        facts = Pairs(schema.model.facts)
+    except TypeError as error:
+        raise ConfError(f"model.facts: {error} ({sources.where('model.facts')})") from None
+    return ModelChoice(
+        name=schema.model.name,
+        path=schema.model.path,
+        package=schema.model.package,
+        package_module=schema.model.package_module,
+        sha256=schema.model.sha256,
+        variants=Pairs(schema.model.variants),
+        draft_path=schema.model.draft_path,
+        facts=facts,
+    )
+
+
+def _studies_dir(schema: Schema, dirs: ConfDirs) -> Path:
+    if schema.studies_dir is None:
+        return dirs.root / "studies"
+    return Path(schema.studies_dir).expanduser().resolve()
+
+
+def _tracking_uri(schema: Schema, dirs: ConfDirs, sources: _Sources) -> str | None:
+    if not schema.tracking.enabled:
+        return None
+    uri = schema.tracking.uri
+    default = f"sqlite:///{dirs.root / 'mlruns' / 'mlflow.db'}"
+    if uri is None:
+        return default
+    if uri.startswith("file:") or "://" not in uri:
+        raise ConfError(
+            f"tracking.uri: {uri} is a folder store, which MLflow no longer keeps up "
+            f"({sources.where('tracking.uri')}); write {default}, or the address of a server"
+        )
+    if uri.startswith("sqlite:") and not uri.startswith("sqlite:////"):
+        raise ConfError(
+            f"tracking.uri: {uri} is relative, so it would be another file in every folder "
+            f"({sources.where('tracking.uri')}); write {default}"
+        )
+    return uri
+
+
+def _check_settings(study: Study, engine: Engine, schema: Schema, sources: _Sources) -> None:
+    """Build the engine's settings once for every value of every axis, to find wrong ones."""
+    params = dict(study.engine_params)
+    for name in params:
+        if name not in engine.setting_names():
+            key = f"engine.params.{name}"
+            raise ConfError(
+                f"{key}: is not a setting of {engine.name}"
+                f"{suggestion(name, engine.setting_names())} ({sources.where(key)})"
+            )
+    swept = {name: axis for axis in study.space.axes for name in axis.sets}
+    for axis in study.space.axes:
+        for value in axis.values:
+            narrowed = Space(
+                axes=tuple(
+                    dataclasses.replace(each, values=(value,)) if each.name == axis.name else each
+                    for each in study.space.axes
+                ),
+                rules=study.space.rules,
+            )
+            point = next((each for each in narrowed.points() if axis.name in each), None)
+            if point is None:
+                continue
+            here = dict(params)
+            for each in study.space.axes:
+                if each.name in point:
+                    here.update(dict.fromkeys(each.sets, point[each.name]))
+            here.pop(MODEL_VARIANT, None)
+            try:
+                engine.settings(here)
+            except FieldError as error:
+                culprit = swept.get(error.key)
+                key = f"space.{culprit.name}" if culprit else f"engine.params.{error.key}"
+                raise ConfError(f"{key}: {error.message} ({sources.where(key)})") from None
+            if MODEL_VARIANT in axis.sets and str(value) not in schema.model.variants:
+                known = ", ".join(schema.model.variants) or "none"
+                raise ConfError(
+                    f"space.{axis.name}: {text(value)} is not one of model.variants ({known}) "
+                    f"({sources.where(f'space.{axis.name}')})"
+                )
+
+
+# --- space, rules, enqueue --------------------------------------------------------------------
+
+
+def _space(schema: Schema, engine: Engine) -> Space:
+    axes = tuple(_axis(str(name), raw, engine) for name, raw in schema.space.items())
+    rules = tuple(_rule(index, raw) for index, raw in enumerate(schema.rules))
+    space = Space(axes=axes, rules=rules)
+    if next(space.points(), None) is None:
+        raise SpaceError("rules", "forbid every point of the space")
+    taken: dict[str, str] = {}
+    for axis in axes:
+        for name in axis.sets:
+            if name in taken:
+                raise SpaceError(
+                    f"space.{axis.name}", f"sets {name}, which {taken[name]} sets already"
+                )
+            taken[name] = axis.name
+    return space
+
+
+_AXIS_KEYS = ("choices", "range", "step", "ordered", "sets", "when")
+
+
+def _axis(name: str, raw: Any, engine: Engine) -> Axis:
+    key = f"space.{name}"
+    if isinstance(raw, list):
+        raw = {"choices": raw}
+    if not isinstance(raw, dict):
+        raise SpaceError(
+            key,
+            f"must be a list of values or a mapping, got {raw!r}; a value that is not swept "
+            f"belongs in engine.params.{name}",
+        )
+    for each in raw:
+        if each not in _AXIS_KEYS:
+            raise SpaceError(f"{key}.{each}", f"unknown key{suggestion(str(each), _AXIS_KEYS)}")
+    if ("choices" in raw) == ("range" in raw):
+        raise SpaceError(key, "needs either choices or range")
+    values = _choices(key, raw["choices"]) if "choices" in raw else _range(key, raw)
+    ordered = raw.get("ordered")
+    if ordered is None:
+        ordered = all(
+            isinstance(each, int | float) and not isinstance(each, bool) for each in values
+        )
+    if not isinstance(ordered, bool):
+        raise SpaceError(f"{key}.ordered", f"must be true or false, got {ordered!r}")
+    sets = raw.get("sets", name)
+    sets = [sets] if isinstance(sets, str) else sets
+    if not isinstance(sets, list) or not sets or not all(isinstance(each, str) for each in sets):
+        raise SpaceError(f"{key}.sets", f"must be a setting or a list of settings, got {sets!r}")
+    known = (*engine.setting_names(), MODEL_VARIANT)
+    for each in sets:
+        if each not in known:
+            where = f"{key}.sets" if "sets" in raw else key
+            hint = "" if "sets" in raw else "; name what it sets with `sets:`"
+            raise SpaceError(
+                where, f"{each} is not a setting of {engine.name}{suggestion(each, known)}{hint}"
+            )
+    return Axis(
+        name=name,
+        values=values,
+        ordered=ordered,
+        sets=tuple(sets),
+        when=_conditions(raw.get("when", {}), f"{key}.when"),
+    )
+
+
+def _choices(key: str, raw: Any) -> tuple[Scalar, ...]:
+    if not isinstance(raw, list) or not raw:
+        raise SpaceError(f"{key}.choices", f"must be a list with at least one value, got {raw!r}")
+    for each in raw:
+        if each is not None and not isinstance(each, bool | int | float | str):
+            raise SpaceError(f"{key}.choices", f"values must be scalars, got {each!r}")
+    return tuple(raw)
+
+
+def _range(key: str, raw: Mapping[str, Any]) -> tuple[Scalar, ...]:
+    bounds = raw["range"]
+    if (
+        not isinstance(bounds, list)
+        or len(bounds) != 2  # low and high
+        or not all(isinstance(b, int | float) and not isinstance(b, bool) for b in bounds)
+    ):
+        raise SpaceError(f"{key}.range", f"must be [low, high], got {bounds!r}")
+    low, high = bounds
+    step = raw.get("step", 1 if all(isinstance(b, int) for b in bounds) else None)
+    if step is None:
+        raise SpaceError(f"{key}.step", "is needed for a range of fractions")
+    if not isinstance(step, int | float) or isinstance(step, bool) or step <= 0:
+        raise SpaceError(f"{key}.step", f"must be a number above 0, got {step!r}")
+    if low > high:
+        raise SpaceError(f"{key}.range", f"is empty: {low} is above {high}")
+    count = int((high - low) / step + 1e-9) + 1
+    if count > 100_000:
+        raise SpaceError(f"{key}.range", f"has {count:,} values; give a larger step")
+    values = [low + index * step for index in range(count)]
+    return tuple(round(v, 10) if isinstance(v, float) else v for v in values)
+
+
+def _rule(index: int, raw: Any) -> Rule:
+    key = f"rules[{index}]"
+    if not isinstance(raw, dict) or set(raw) != {"reason", "forbid"}:
+        raise SpaceError(key, f"must have exactly `reason` and `forbid`, got {raw!r}")
+    reason, forbid = raw["reason"], raw["forbid"]
+    if not isinstance(reason, str) or not reason.strip():
+        raise SpaceError(f"{key}.reason", "must say in words why the combination cannot work")
+    return Rule(reason=reason, forbid=_conditions(forbid, f"{key}.forbid"))
+
+
+def _conditions(raw: Any, key: str) -> tuple[Condition, ...]:
+    if not isinstance(raw, dict):
+        raise SpaceError(key, f"must map axes to conditions, got {raw!r}")
+    return tuple(
+        condition
+        for axis, stated in raw.items()
+        for condition in _condition(str(axis), stated, f"{key}.{axis}")
+    )
+
+
+def _condition(axis: str, raw: Any, key: str) -> Iterator[Condition]:
+    if not isinstance(raw, dict):
+        several = raw if isinstance(raw, list) else [raw]
+        yield Condition(axis=axis, op="in", operand=_operands(several, key))
+        return
+    if not raw:
+        raise SpaceError(key, "states no condition")
+    for op, operand in raw.items():
+        if op == "not":
+            several = operand if isinstance(operand, list) else [operand]
+            yield Condition(axis=axis, op="not_in", operand=_operands(several, key))
+        elif op in OPS and op not in ("in", "not_in"):
+            if isinstance(operand, dict) and set(operand) == {"axis"}:
+                yield Condition(axis=axis, op=op, operand=AxisRef(axis=str(operand["axis"])))
+            elif isinstance(operand, int | float) and not isinstance(operand, bool):
+                yield Condition(axis=axis, op=op, operand=operand)
+            else:
+                raise SpaceError(
+                    f"{key}.{op}", f"must be a number or {{axis: NAME}}, got {operand!r}"
+                )
+        else:
+            raise SpaceError(
+                f"{key}.{op}",
+                f"unknown condition{suggestion(str(op), ('not', 'lt', 'le', 'gt', 'ge'))}",
+            )
+
+
+def _operands(values: Sequence[Any], key: str) -> tuple[Scalar, ...]:
+    for each in values:
+        if each is not None and not isinstance(each, bool | int | float | str):
+            raise SpaceError(key, f"must compare with scalars, got {each!r}")
+    return tuple(values)
+
+
+def _enqueued(schema: Schema, space: Space) -> tuple[Point, ...]:
+    points = []
+    for index, raw in enumerate(schema.enqueue):
+        key = f"enqueue[{index}]"
+        if not isinstance(raw, dict):
+            raise SpaceError(key, f"must map axes to values, got {raw!r}")
+        try:
+            point = space.checked({str(name): value for name, value in raw.items()}, key)
+        except SpaceError as error:
+            raise SpaceError(
+                error.key, f"{error.message}; correct the entry, or start without: enqueue=[]"
+            ) from None
+        rule = space.refused_by(point)
+        if rule is not None:
+            raise SpaceError(key, f"is forbidden by a rule: {rule.reason}")
+        points.append(point)
+    return tuple(points)
+
+
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
+          "KB": 10**3, "MB": 10**6, "GB": 10**9}  # fmt: skip
+
+
+def parse_bytes(raw: Any) -> int | None:
+    """Return a size as bytes: a whole number, or text such as 600MiB or 23.42 GiB; None stays."""
+    if raw is None:
+        return None
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        size = raw
+    else:
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(raw))
+        if found is None or found[2].upper() not in _UNITS:
+            raise ValueError(f"{raw!r} is not a size; write it as 600MiB or 23.4GiB")
+        size = round(float(found[1]) * _UNITS[found[2].upper()])
+    if size <= 0:
+        raise ValueError(f"must be more than 0, got {raw!r}")
+    return size

@@ -1,0 +1,82 @@
+"""Raw measurements: what one request showed, before anything is summarised."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from sweeper.core.pairs import Pairs
+
+
+class Purpose(enum.StrEnum):
+    """Why a request was sent."""
+
+    PROOF = "proof"
+    OVERFLOW = "overflow"
+    WARMUP = "warmup"
+    MEASURE = "measure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCounters:
+    """Speculation as the engine counts it, cumulative or over an interval.
+
+    `steps` is the number of verification steps, `drafted` and `accepted` are tokens,
+    `accepted_per_position[i]` counts the steps in which position i of the draft was accepted.
+    """
+
+    steps: int
+    drafted: int
+    accepted: int
+    accepted_per_position: tuple[int, ...] = ()
+
+    def since(self, before: DraftCounters) -> DraftCounters:
+        """Return what was counted between an earlier reading and this one."""
+        width = max(len(self.accepted_per_position), len(before.accepted_per_position))
+        here = self.accepted_per_position + (0,) * (width - len(self.accepted_per_position))
+        there = before.accepted_per_position + (0,) * (width - len(before.accepted_per_position))
+        return DraftCounters(
+            steps=self.steps - before.steps,
+            drafted=self.drafted - before.drafted,
+            accepted=self.accepted - before.accepted,
+            accepted_per_position=tuple(a - b for a, b in zip(here, there, strict=True)),
+        )
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted over drafted tokens, in 0..1; None where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One streamed completion. Tokens from the server's usage, times on a monotonic clock, in s.
+
+    `ttft_s` runs from the request to the first text, `decode_s` from there to the last text;
+    `first_tokens` is how many tokens the first text carried, as far as the server says.
+    `server` keeps the engine's own figures for the same request.
+    """
+
+    purpose: Purpose
+    prompt_tokens: int
+    completion_tokens: int
+    ttft_s: float
+    decode_s: float
+    total_s: float
+    frames: int
+    finish_reason: str
+    text: str
+    server: Pairs = Pairs()
+    drafts: DraftCounters | None = None
+
+    @property
+    def decode_tok_s(self) -> float | None:
+        """Tokens after the first over the time after the first; None for one token or no time."""
+        if self.completion_tokens < 2 or self.decode_s <= 0:
+            return None
+        return (self.completion_tokens - 1) / self.decode_s
+
+    @property
+    def prefill_tok_s(self) -> float | None:
+        """Prompt tokens over the time to the first token; None where no time passed."""
+        return self.prompt_tokens / self.ttft_s if self.ttft_s > 0 else None

@@ -1,0 +1,152 @@
+"""The Engine protocol: all that sweeper asks of an inference engine, and where engines are found.
+
+An adapter knows; it does not *do*. It turns settings into a command line, and what a process
+printed into a verdict, without starting, waiting for, or calling anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from sweeper.core.launch import Death, Launch, Phase
+from sweeper.core.memory import Footprint
+from sweeper.core.outcome import Failure
+from sweeper.core.pairs import Pairs, Scalar
+from sweeper.core.sample import DraftCounters
+from sweeper.core.space import suggestion
+
+ENTRY_POINTS = "sweeper.engines"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """The model to be served: where it is, and what its own files say of it.
+
+    `facts` are an adapter's reading of the files (layers, KV heads, trained context); `draft_path`
+    is the draft model of speculation, where the study names one.
+    """
+
+    name: str
+    path: str
+    served_name: str
+    size_bytes: int
+    sha256: str
+    facts: Pairs = Pairs()
+    draft_path: str | None = None
+    draft_size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What a study says of the engine beside its settings: where it is and how it is started.
+
+    `binary` and `python` are paths found before the study starts. `env` is added to the engine's
+    environment, `extra_args` goes to the end of its command line, both as they are.
+    """
+
+    binary: str | None = None
+    python: str | None = None
+    env: Pairs = Pairs()
+    extra_args: tuple[str, ...] = ()
+    boot_timeout_s: float = 600.0
+    stop_timeout_s: float = 10.0
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """How to talk to the engine over HTTP; paths start with a slash, None where it has no such.
+
+    `completion_extras` are added to every measuring request (ignore the end of text, keep the
+    prompt cache out). `tokenize_text_key` and `tokenize_tokens_key` name the fields of the
+    tokenizer endpoint.
+    """
+
+    health_path: str = "/health"
+    completions_path: str = "/v1/completions"
+    chat_path: str = "/v1/chat/completions"
+    metrics_path: str | None = "/metrics"
+    props_path: str | None = None
+    tokenize_path: str | None = "/tokenize"
+    tokenize_text_key: str = "prompt"
+    tokenize_tokens_key: str = "tokens"
+    tokenize_extras: Pairs = Pairs()
+    completion_extras: Pairs = Pairs()
+
+
+class Engine(Protocol):
+    """What an adapter offers. Every method is pure: the same answer for the same arguments."""
+
+    name: str
+    simulated: bool
+    """True for an engine whose figures are invented; every record of it says so."""
+    wire: Wire
+
+    def settings(self, params: Mapping[str, Any]) -> Any:
+        """Return the engine's own frozen settings; raises FieldError naming the wrong one."""
+        ...
+
+    def setting_names(self) -> tuple[str, ...]:
+        """Return the names that an axis may set."""
+        ...
+
+    def context_tokens(self, settings: Any) -> int:
+        """Return the context length that these settings ask for, in tokens."""
+        ...
+
+    def find(self, options: EngineOptions) -> EngineOptions | Failure:
+        """Return the options with every program found on this host, or why none is there."""
+        ...
+
+    def footprint(self, settings: Any, model: ModelFacts) -> Footprint:
+        """Return what these settings ask of memory, from what is known before a boot."""
+        ...
+
+    def launch(self, settings: Any, model: ModelFacts, options: EngineOptions, port: int) -> Launch:
+        """Return the one process that serves the model with these settings."""
+        ...
+
+    def milestone(self, line: str) -> Phase | None:
+        """Return the phase that this line of the log opens, if it opens one."""
+        ...
+
+    def evidence(self, log: Iterable[str]) -> Pairs:
+        """Return the facts that a log shows, by name with the unit in it."""
+        ...
+
+    def verdict(self, death: Death, log: Sequence[str]) -> Failure:
+        """Return what the end of an engine means, from its log and how the process ended."""
+        ...
+
+    def draft_counters(self, metrics: str) -> DraftCounters | None:
+        """Return speculation's counters from the metrics page; None where it counts none."""
+        ...
+
+
+def engine_names() -> tuple[str, ...]:
+    """Return the names of all installed adapters."""
+    return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINTS)}))
+
+
+def load_engine(name: str) -> Engine:
+    """Return the adapter of that name; raises LookupError naming those there are."""
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name == name:
+            engine: Engine = point.load()()
+            return engine
+    raise LookupError(f"there is no engine called {name}{suggestion(name, engine_names())}")
+
+
+__all__ = [
+    "ENTRY_POINTS",
+    "Engine",
+    "EngineOptions",
+    "ModelFacts",
+    "Scalar",
+    "Wire",
+    "engine_names",
+    "load_engine",
+]

@@ -1,0 +1,1 @@
+"""Where an attempt goes: to disk first, whole or not at all, and then to MLflow."""

@@ -1,0 +1,352 @@
+"""Ask, attempt, tell: the loop of a study, and what is never booted."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import PartialFixedSampler, RandomSampler
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from sweeper.core.memory import MemoryBound, OutOfMemory
+from sweeper.core.outcome import Attempt, Broken, HostFault, Infeasible, Measured, Unfit
+from sweeper.core.pairs import Pairs, Point, Scalar
+from sweeper.core.study import Study
+from sweeper.core.typed import FieldError
+from sweeper.search.samplers import build_sampler, learns_from_pruned
+from sweeper.trial import Job
+
+ATTEMPT = "attempt"
+SKIPPED = "skipped"
+_FREE_ASKS = 20
+"""How often a sampler may propose what is known before a fresh point is drawn for it: it keeps
+proposing the same ones, and every refusal lengthens its history."""
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A point to boot now, under the number that the search knows it by."""
+
+    trial: int
+    point: Point
+
+
+class Stop(enum.Enum):
+    """Why a study ended."""
+
+    BOOTS = "the budget of boots is spent"
+    MINUTES = "the time is up"
+    EXHAUSTED = "no point is left that could work"
+    HOST_FAULT = "nothing can work on this host"
+    INTERRUPTED = "interrupted"
+
+
+class Search:
+    """The memory of one study: every trial, in a file that outlives us, and its lessons."""
+
+    def __init__(
+        self, study: Study, job: Job, storage: Path | None, attempts: Iterable[Attempt]
+    ) -> None:
+        """Open the study's storage (None: in memory, for looking ahead) and take in the facts."""
+        self._study = study
+        self._job = job
+        self._booted: dict[Point, list[Attempt]] = {}
+        self._bound = MemoryBound()
+        self._queue: list[Point] = []
+        self._open: dict[int, Trial] = {}
+        self._optuna = optuna.create_study(
+            study_name=study.name,
+            storage=None if storage is None else f"sqlite:///{storage}",
+            directions=["maximize", "maximize"],
+            load_if_exists=True,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            self._optuna.set_metric_names(["decode_tok_s", "proven_context_tokens"])
+        known = list(attempts)
+        for each in known:
+            self._learn(each)
+        self._reconcile(known)
+        # The generator's state is not stored; a resumed run must not repeat the first draws.
+        self._optuna.sampler = build_sampler(
+            study.sampler, study.seed + len(self._optuna.get_trials(deepcopy=False))
+        )
+        self._random = random.Random(f"{study.seed}:{len(known)}")  # noqa: S311 - not for secrets
+        self._queue += [point for point in study.enqueue if point not in self._queue]
+
+    @property
+    def boots(self) -> int:
+        """The number of boots so far that the budget counts: host faults cost none."""
+        return sum(
+            not isinstance(each.outcome, HostFault)
+            for several in self._booted.values()
+            for each in several
+        )
+
+    @property
+    def bound(self) -> MemoryBound:
+        """What the boots that ran out of memory rule out."""
+        return self._bound
+
+    def refusal(self, point: Point) -> str | None:
+        """Return why a point is not booted: a rule, its settings, known, or beyond memory."""
+        rule = self._study.space.refused_by(point)
+        if rule is not None:
+            return f"rule: {rule.reason}"
+        if self._settled(point):
+            return f"booted already, attempt {self._booted[point][-1].number}"
+        try:
+            settings = self._job.settings(point)
+        except FieldError as error:
+            return f"settings: {error}"
+        failure = self._bound.excluded_by(
+            self._job.engine.footprint(settings, self._job.model(point))
+        )
+        if failure is not None:
+            return f"memory: needs at least as much of everything as attempt {failure.attempt}"
+        return None
+
+    def ask(self) -> Proposal | None:
+        """Return the next point to boot, one never booted that may fit; None if none is left."""
+        while self._queue:
+            point = self._queue.pop(0)
+            if self.refusal(point) is None:
+                return self._take(point)
+        for _ in range(_FREE_ASKS):
+            trial = self._optuna.ask()
+            point = self._suggest(trial)
+            reason = self.refusal(point)
+            if reason is None:
+                self._open[trial.number] = trial
+                return Proposal(trial=trial.number, point=point)
+            self._tell_skipped(trial, reason)
+        fresh = self._fresh()
+        return None if fresh is None else self._take(fresh)
+
+    def booting(self, proposal: Proposal, attempt: int) -> None:
+        """Record, before it happens, which attempt serves the proposal."""
+        self._open[proposal.trial].set_user_attr(ATTEMPT, attempt)
+
+    def tell(self, attempt: Attempt) -> None:
+        """Record what an attempt came to, and learn from it."""
+        self._learn(attempt)
+        if self._may_retry(attempt.point):
+            self._queue.insert(0, attempt.point)
+        self._tell(self._open.pop(attempt.trial), attempt)
+
+    # --- learning ---------------------------------------------------------------------------
+
+    def _learn(self, attempt: Attempt) -> None:
+        self._booted.setdefault(attempt.point, []).append(attempt)
+        match attempt.outcome:
+            case Infeasible(name=name, finding=finding) if name.is_memory:
+                shortfall = finding.facts.get("shortfall_bytes")
+                self._bound = self._bound.with_failure(
+                    OutOfMemory(
+                        attempt=attempt.number,
+                        footprint=attempt.footprint,
+                        shortfall_bytes=shortfall if isinstance(shortfall, int) else None,
+                    )
+                )
+            case _:
+                pass
+
+    def _settled(self, point: Point) -> bool:
+        """Tell whether enough is known of a point never to boot it again."""
+        known = self._booted.get(point, [])
+        if any(isinstance(each.outcome, Measured | Infeasible | Unfit) for each in known):
+            return True
+        broken = sum(isinstance(each.outcome, Broken) for each in known)
+        return broken > self._study.retries
+
+    def _may_retry(self, point: Point) -> bool:
+        known = self._booted.get(point, [])
+        return bool(known) and isinstance(known[-1].outcome, Broken) and not self._settled(point)
+
+    # --- Optuna -----------------------------------------------------------------------------
+
+    def _reconcile(self, attempts: list[Attempt]) -> None:
+        """Bring the storage in line with the attempts on disk, which are the facts.
+
+        A killed run leaves a trial running: its attempt may be whole on disk and untold, or it
+        never came to an end and its point is asked for again.
+        """
+        by_number = {each.number: each for each in attempts}
+        told = set()
+        for frozen in self._optuna.get_trials(deepcopy=False):
+            number = frozen.user_attrs.get(ATTEMPT)
+            if frozen.state is not TrialState.RUNNING:
+                if isinstance(number, int):
+                    told.add(number)
+                continue
+            trial = Trial(self._optuna, frozen._trial_id)  # noqa: SLF001 - to tell a stored one
+            attempt = by_number.get(number) if isinstance(number, int) else None
+            if attempt is not None:
+                self._tell(trial, attempt)
+                told.add(attempt.number)
+            else:
+                self._optuna.tell(trial, state=TrialState.FAIL)
+                self._ask_again(frozen)
+        for attempt in attempts:
+            if attempt.number not in told:
+                self._add(attempt)
+            if self._may_retry(attempt.point) and attempt.point not in self._queue:
+                self._queue.append(attempt.point)
+
+    def _ask_again(self, frozen: FrozenTrial) -> None:
+        point = self._decode(frozen.params)
+        if point is not None and not self._settled(point) and point not in self._queue:
+            self._queue.append(point)
+
+    def _take(self, point: Point) -> Proposal:
+        """Return a trial of the storage that stands for a point chosen by us.
+
+        The queue is ours and not Optuna's `enqueue_trial`, whose entries `ask` would hand out
+        before any point chosen here.
+        """
+        usual = self._optuna.sampler
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            self._optuna.sampler = PartialFixedSampler(self._encode(point), RandomSampler())
+        try:
+            trial = self._optuna.ask()
+            suggested = self._suggest(trial)
+        finally:
+            self._optuna.sampler = usual
+        assert suggested == point
+        self._open[trial.number] = trial
+        return Proposal(trial=trial.number, point=point)
+
+    def _suggest(self, trial: Trial) -> Point:
+        values: dict[str, Scalar] = {}
+        for axis in self._study.space.axes:
+            if not axis.active(values):
+                continue
+            if axis.ordered:
+                # An index, since Optuna has no ordinal: it keeps the order, and the list of
+                # values may be of any spacing.
+                values[axis.name] = axis.values[
+                    trial.suggest_int(axis.name, 0, len(axis.values) - 1)
+                ]
+            else:
+                values[axis.name] = trial.suggest_categorical(axis.name, axis.values)
+        return Pairs(values)
+
+    def _encode(self, point: Point) -> dict[str, Scalar]:
+        return {
+            axis.name: axis.values.index(point[axis.name]) if axis.ordered else point[axis.name]
+            for axis in self._study.space.axes
+            if axis.name in point
+        }
+
+    def _decode(self, params: Mapping[str, Scalar]) -> Point | None:
+        values: dict[str, Scalar] = {}
+        for axis in self._study.space.axes:
+            if not axis.active(values):
+                continue
+            if axis.name not in params:
+                return None  # killed before every axis had its value
+            raw = params[axis.name]
+            values[axis.name] = axis.values[int(raw)] if axis.ordered else raw  # type: ignore[arg-type]
+        return Pairs(values)
+
+    def _tell_skipped(self, trial: Trial, reason: str) -> None:
+        trial.set_user_attr(SKIPPED, reason)
+        if learns_from_pruned(self._study.sampler):
+            # A free refusal told as a result would bloat the history and push the sampler away
+            # from the boundary that it should explore.
+            self._optuna.tell(trial, state=TrialState.FAIL)
+        else:
+            self._tell_infeasible(trial, 1.0)
+
+    def _tell(self, trial: Trial, attempt: Attempt) -> None:
+        match attempt.outcome:
+            case Measured() as measured:
+                trial.set_constraint("works", -1.0)
+                self._optuna.tell(
+                    trial,
+                    [measured.decode_tok_s.median, float(measured.context.window_tokens)],
+                )
+            case Infeasible(finding=finding) | Unfit(finding=finding):
+                shortfall = finding.facts.get("shortfall_bytes")
+                gib = shortfall / 2**30 if isinstance(shortfall, int) and shortfall > 0 else 1.0
+                self._tell_infeasible(trial, gib)
+            case Broken() | HostFault():
+                self._optuna.tell(trial, state=TrialState.FAIL)
+
+    def _tell_infeasible(self, trial: Trial, violation: float) -> None:
+        trial.set_constraint("works", violation)
+        if learns_from_pruned(self._study.sampler):
+            self._optuna.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._optuna.tell(trial, [0.0, 0.0])
+
+    def _add(self, attempt: Attempt) -> None:
+        """Tell an attempt that the storage has never heard of, as when its file was lost."""
+        proposal = self._take(attempt.point)
+        self.booting(proposal, attempt.number)
+        self._tell(self._open.pop(proposal.trial), attempt)
+
+    def _fresh(self) -> Point | None:
+        """Return a random point that nothing speaks against."""
+        # Reservoir sampling: spaces may be too large to hold, and order must not decide.
+        chosen: Point | None = None
+        seen = 0
+        for point in self._study.space.points():
+            if self.refusal(point) is None:
+                seen += 1
+                if self._random.randrange(seen) == 0:
+                    chosen = point
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run of a study ended: why, and after how many boots of this run."""
+
+    why: Stop
+    boots: int
+    fault: HostFault | None = None
+
+
+def sweep(
+    study: Study,
+    search: Search,
+    *,
+    boot: Callable[[Proposal, int], Attempt],
+    next_number: Callable[[], int],
+    recorded: Callable[[Attempt], None],
+) -> Ended:
+    """Ask, boot, record, tell until the budget, the space or the host gives out.
+
+    `boot` makes the attempt, `recorded` stores it; only what is stored is told, so a kill at any
+    moment loses at most the trial that is running. A KeyboardInterrupt passes through.
+    """
+    began = time.monotonic()
+    for boots in itertools.count():
+        if search.boots >= study.budget.boots:
+            return Ended(why=Stop.BOOTS, boots=boots)
+        minutes = study.budget.minutes
+        if minutes is not None and time.monotonic() - began >= minutes * 60:
+            return Ended(why=Stop.MINUTES, boots=boots)
+        proposal = search.ask()
+        if proposal is None:
+            return Ended(why=Stop.EXHAUSTED, boots=boots)
+        number = next_number()
+        search.booting(proposal, number)
+        attempt = boot(proposal, number)
+        recorded(attempt)
+        search.tell(attempt)
+        if isinstance(attempt.outcome, HostFault):
+            return Ended(why=Stop.HOST_FAULT, boots=boots + 1, fault=attempt.outcome)
+    raise AssertionError("the count of boots has no end")
