@@ -199,20 +199,33 @@ class Client:
 
 def _frames(answer: httpx.Response) -> Iterator[tuple[float, dict[str, Any]]]:
     """Yield every frame of a server-sent event stream with the moment it was seen."""
-    for line in answer.iter_lines():
+    for line in _lines(answer):
         # A line that comes is a sign of life; its time is taken before it is parsed.
         now = time.perf_counter()
-        if not line.startswith("data:"):
+        if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()
-        if data == "[DONE]":
+        if data == b"[DONE]":
             return
         try:
             frame = json.loads(data)
-        except json.JSONDecodeError:
-            frame = {"error": f"not JSON: {data[:200]}"}
+        except ValueError:  # not JSON, or not UTF-8
+            frame = {"error": f"not JSON: {data[:200].decode(errors='replace')}"}
         if isinstance(frame, dict):
             yield now, frame
+
+
+def _lines(answer: httpx.Response) -> Iterator[bytes]:
+    """Yield the lines of a stream as they come, ended by line feeds only.
+
+    For httpx U+2028 and its like end a line too, and JSON may hold them as they are.
+    """
+    rest = b""
+    for chunk in answer.iter_bytes():
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
 
 
 def _refused(status: int, text: str) -> RequestFailure:

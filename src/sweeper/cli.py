@@ -36,13 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if any(each in ("-h", "--help") for each in argv):
-            print(_help(conf_dirs()))
+            print(_help(conf_dirs()), flush=True)
             return OK
         if "--version" in argv:
-            print(f"sweeper {__version__}")
+            print(f"sweeper {__version__}", flush=True)
             return OK
         call = _parse(argv)
-        return VERBS[call.verb][0](call)
+        code = VERBS[call.verb][0](call)
+        sys.stdout.flush()  # here, where a reader that has gone is provided for
+        return code
     except ConfError as error:
         _complain(str(error))
         return WRONG_INPUT

@@ -6,6 +6,7 @@ Every mistake is refused here, before anything is booted, with the file and the 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -257,7 +258,8 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
     ):
         if value < least:
             raise ConfError(f"{key}: must be at least {least}, got {value} ({sources.where(key)})")
-    if schema.budget.minutes is not None and schema.budget.minutes <= 0:
+    # `not x > 0` and not `x <= 0`: NaN is neither, and would never end.
+    if schema.budget.minutes is not None and not schema.budget.minutes > 0:
         raise ConfError(
             f"budget.minutes: must be more than 0, got {schema.budget.minutes} "
             f"({sources.where('budget.minutes')})"
@@ -315,6 +317,8 @@ def _composed(overrides: list[str], dirs: ConfDirs) -> tuple[DictConfig, _Source
         # Hydra lets plain Python errors through where an override does not fit what it overrides.
         except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
             raise ConfError(_hydra_words(hydra, error, overrides, dirs)) from None
+        except yaml.YAMLError as error:
+            raise ConfError(_yaml_words(error)) from None
         chosen = OmegaConf.to_container(config.hydra.runtime.choices)
         assert isinstance(chosen, dict)
     files = []
@@ -350,14 +354,27 @@ def _hydra(dirs: ConfDirs) -> Iterator[Hydra]:
         GlobalHydra.instance().clear()
 
 
+def _yaml_words(error: yaml.YAMLError) -> str:
+    """Return what is wrong with a file that is not YAML, with the file and the line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"a config file is not YAML: {' '.join(str(error).split())}"
+    problem = getattr(error, "problem", None) or "cannot be read"
+    return f"{_shown(Path(mark.name))}, line {mark.line + 1}: not valid YAML: {problem}"
+
+
 def _hydra_words(hydra: Hydra, error: Exception, overrides: Sequence[str], dirs: ConfDirs) -> str:
     """Return Hydra's complaint, with the nearest right name where a name is wrong."""
     words = str(error).strip()
     if found := re.search(r"Could not find '(\w+)/([^']*)'", words):
         group, name = found[1], found[2]
         place = next(
-            (f"on the command line, {each}" for each in overrides if f"{group}=" in each),
-            f"asked for by {found.string.splitlines()[0].split(':')[0]}",
+            (
+                f"on the command line, {each}"
+                for each in overrides
+                if each.lstrip("+") == f"{group}={name}"
+            ),
+            f"asked for by {_asking(group, name, overrides, dirs)}",
         )
         return (
             f"{group}: there is no {group} called {name}{suggestion(name, dirs.options(group))} "
@@ -392,7 +409,22 @@ def _hydra_words(hydra: Hydra, error: Exception, overrides: Sequence[str], dirs:
         # Only some mappings are the user's to extend; elsewhere a + would not help.
         hint = f"; to add a new entry, write +{place}" if parent in _OPEN_MAPPINGS else ""
         return f"on the command line, {place}: there is no {key}{suggestion(last, names)}{hint}"
-    return f"{words.splitlines()[0]} (overrides: {' '.join(overrides) or 'none'})"
+    # Where a list stands for a mapping or the other way round, Hydra's second line says so.
+    said = " ".join(words.splitlines()[: 2 if "raised while composing" in words else 1])
+    return f"{said} (overrides: {' '.join(overrides) or 'none'})"
+
+
+def _asking(group: str, name: str, overrides: Sequence[str], dirs: ConfDirs) -> str:
+    """Return the file whose defaults list names the missing config of a group."""
+    for override in reversed(overrides):
+        chosen, _, option = override.lstrip("+").partition("=")
+        for each in dirs.dirs:
+            file = each / chosen / f"{option}.yaml"
+            if chosen in GROUPS and file.is_file():
+                if re.search(rf"\b{group}: *[\"']?{re.escape(name)}\b", file.read_text()):
+                    return _shown(file)
+                break
+    return "the defaults of config.yaml"
 
 
 def _typed(config: DictConfig, sources: _Sources) -> Schema:
@@ -402,7 +434,9 @@ def _typed(config: DictConfig, sources: _Sources) -> Schema:
     except OmegaConfBaseException as error:
         key = str(error.full_key or error.key or "")
         words = str(error.msg or error).splitlines()[0]
-        if words.startswith("Key ") and " not in " in words:
+        if key == "study":
+            words = "its first line must be `# @package _global_`, and it must be a mapping"
+        elif words.startswith("Key ") and " not in " in words:
             words = f"unknown key{suggestion(key.rsplit('.', 1)[-1], _keys_beside(key))}"
         raise ConfError(f"{key}: {words} ({sources.where(key)})") from None
     assert isinstance(schema, Schema)
@@ -428,18 +462,33 @@ def _one_of(key: str, value: str, allowed: Sequence[str], sources: _Sources) -> 
 def _study(schema: Schema, space: Space, enqueue: tuple[Point, ...], sources: _Sources) -> Study:
     assert schema.name is not None
     try:
+        request = Pairs(schema.workload.request)
+    except TypeError as error:
+        key = "workload.request"
+        raise ConfError(f"{key}: {error} ({sources.where(key)})") from None
+    try:
         workload = Workload(
             **{
                 **{
                     each.name: getattr(schema.workload, each.name)
                     for each in dataclasses.fields(WorkloadSchema)
                 },
-                "request": Pairs(schema.workload.request),
+                "request": request,
             }
         )
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         name = str(error).split(":", 1)[0]
         raise ConfError(f"workload.{error} ({sources.where(f'workload.{name}')})") from None
+    for key, seconds in (
+        ("engine.boot_timeout_s", schema.engine.boot_timeout_s),
+        ("engine.stop_timeout_s", schema.engine.stop_timeout_s),
+        ("workload.request_timeout_s", schema.workload.request_timeout_s),
+        ("workload.silence_timeout_s", schema.workload.silence_timeout_s),
+    ):
+        if not 0 < seconds < math.inf:
+            raise ConfError(
+                f"{key}: must be a number of seconds above 0, got {seconds} ({sources.where(key)})"
+            )
     try:
         limit = parse_bytes(schema.hardware.memory_limit)
     except ValueError as error:
@@ -631,14 +680,14 @@ def _range(key: str, raw: Mapping[str, Any]) -> tuple[Scalar, ...]:
     if (
         not isinstance(bounds, list)
         or len(bounds) != 2  # low and high
-        or not all(isinstance(b, int | float) and not isinstance(b, bool) for b in bounds)
+        or not all(_is_finite(b) for b in bounds)
     ):
         raise SpaceError(f"{key}.range", f"must be [low, high], got {bounds!r}")
     low, high = bounds
     step = raw.get("step", 1 if all(isinstance(b, int) for b in bounds) else None)
     if step is None:
         raise SpaceError(f"{key}.step", "is needed for a range of fractions")
-    if not isinstance(step, int | float) or isinstance(step, bool) or step <= 0:
+    if not _is_finite(step) or step <= 0:
         raise SpaceError(f"{key}.step", f"must be a number above 0, got {step!r}")
     if low > high:
         raise SpaceError(f"{key}.range", f"is empty: {low} is above {high}")
@@ -647,6 +696,11 @@ def _range(key: str, raw: Mapping[str, Any]) -> tuple[Scalar, ...]:
         raise SpaceError(f"{key}.range", f"has {count:,} values; give a larger step")
     values = [low + index * step for index in range(count)]
     return tuple(round(v, 10) if isinstance(v, float) else v for v in values)
+
+
+def _is_finite(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and -math.inf < value < math.inf
 
 
 def _rule(index: int, raw: Any) -> Rule:

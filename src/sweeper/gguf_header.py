@@ -98,8 +98,10 @@ def read_gguf_header(path: Path) -> GgufHeader:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _parse(data)
-            except (struct.error, IndexError) as error:
+            except (struct.error, OverflowError) as error:
                 raise GgufError(f"{path} ends within its header: {error}") from error
+            except RecursionError:
+                raise GgufError(f"{path} nests arrays too deeply to be a model") from None
 
 
 def _parse(data: mmap.mmap) -> GgufHeader:
@@ -122,7 +124,10 @@ def _parse(data: mmap.mmap) -> GgufHeader:
         dimensions = int(cursor.scalar("I"))
         cursor.at += 8 * dimensions + 4 + 8
     alignment = metadata.get("general.alignment", 32)
-    assert isinstance(alignment, int)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise GgufError(f"general.alignment is {alignment!r}, not a number of bytes")
+    if cursor.at > len(data):
+        raise struct.error("a tensor or an array runs past the end of the file")
     start = (cursor.at + alignment - 1) // alignment * alignment
     return GgufHeader(
         version=version,

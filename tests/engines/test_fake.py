@@ -431,10 +431,16 @@ def test_a_cause_is_found_behind_a_progress_bar() -> None:
 def test_any_end_with_any_log_has_a_verdict(
     ended: Ended, was_ready: bool, code: int | None, log: list[str]
 ) -> None:
-    death = Death(ended=ended, after_s=1.0, was_ready=was_ready, exit_code=code)
+    # Where it lives, what its answer said is all the evidence there need be.
+    detail = "HTTP 500" if ended is Ended.LIVES else ""
+    death = Death(ended=ended, after_s=1.0, was_ready=was_ready, exit_code=code, detail=detail)
     failure = FAKE.verdict(death, log)
     assert kind(failure) in ("infeasible", "broken", "host_fault")
     assert failure.finding.cause
+    if ended is Ended.LIVES:
+        assert name(failure) == "http_500" or (
+            isinstance(failure, Infeasible) and failure.name.is_memory
+        )
     assert FAKE.evidence(log)["simulated"] is True
 
 

@@ -22,7 +22,8 @@ class Footprint:
 
     def __post_init__(self) -> None:
         for name, size in self.parts.items():
-            if isinstance(size, bool) or not isinstance(size, int | float) or size < 0:
+            # `not size >= 0` and not `size < 0`: NaN is neither, and orders nothing.
+            if isinstance(size, bool) or not isinstance(size, int | float) or not size >= 0:
                 raise ValueError(f"{name} must be a size in bytes, got {size!r}")
 
     def bytes_of(self, name: str) -> float:

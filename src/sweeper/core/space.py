@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -42,6 +43,10 @@ class Condition:
     axis: str
     op: Op
     operand: tuple[Scalar, ...] | AxisRef | float
+
+    def __post_init__(self) -> None:
+        if self.op not in OPS or (self.op in ("in", "not_in")) != isinstance(self.operand, tuple):
+            raise ValueError(f"{self.op} cannot compare with {self.operand!r}")
 
     def holds(self, values: Mapping[str, Scalar]) -> bool:
         """Tell whether the condition is true of these axis values."""
@@ -98,8 +103,11 @@ class Axis:
     def __post_init__(self) -> None:
         if not self.values:
             raise SpaceError(f"space.{self.name}", "has no values")
-        seen = [(type(value), value) for value in self.values]
-        if len(set(seen)) != len(seen):
+        for value in self.values:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise SpaceError(f"space.{self.name}", f"has a value that is no number: {value}")
+        # 1 and 1.0 are one answer, 1 and True are two; see `_among`.
+        if len({(isinstance(value, bool), value) for value in self.values}) != len(self.values):
             raise SpaceError(f"space.{self.name}", f"names a value twice: {list(self.values)}")
 
     def active(self, values: Mapping[str, Scalar]) -> bool:
@@ -178,8 +186,12 @@ class Space:
         return next((rule for rule in self.rules if rule.forbids(point)), None)
 
     def checked(self, values: Mapping[str, Scalar], key: str) -> Point:
-        """Return the values as a point of this space; `key` names their place in an error."""
+        """Return the values as a point of this space; `key` names their place in an error.
+
+        A value comes back as its axis declares it: 2048.0 as 2048, where that is the value.
+        """
         names = [axis.name for axis in self.axes]
+        point: dict[str, Scalar] = {}
         for name in values:
             _known(name, names, key)
         for axis in self.axes:
@@ -191,13 +203,15 @@ class Space:
                 continue
             if axis.name not in values:
                 raise SpaceError(key, f"gives no value for {axis.name}")
-            if not _among(values[axis.name], axis.values):
+            same = [each for each in axis.values if _among(values[axis.name], (each,))]
+            if not same:
                 allowed = ", ".join(text(value) for value in axis.values)
                 raise SpaceError(
                     f"{key}.{axis.name}",
                     f"{text(values[axis.name])} is not one of its values: {allowed}",
                 )
-        return Pairs(values)
+            point[axis.name] = same[0]
+        return Pairs(point)
 
     def digest(self) -> str:
         """Return 16 hex digits that change when any axis, value, condition or rule changes."""

@@ -54,7 +54,7 @@ def summarise(samples: Sequence[float], *, confidence: float = 0.95) -> Summary:
         raise ValueError(f"samples must be finite, got {list(samples)}")
     ordered = sorted(samples)
     n = len(ordered)
-    k = max((k for k in range(1, n // 2 + 1) if _coverage(n, k) >= confidence), default=1)
+    k = _rank(n, confidence)
     median = statistics.median(ordered)
     low, high = ordered[k - 1], ordered[n - k]
     reached = _coverage(n, k) if n > 1 else 0.0
@@ -75,9 +75,21 @@ def summarise(samples: Sequence[float], *, confidence: float = 0.95) -> Summary:
     )
 
 
+def _rank(n: int, confidence: float) -> int:
+    """Return the largest k whose interval still covers with `confidence`, else 1."""
+    k, tail = 1, 1
+    while k < n // 2:
+        tail += math.comb(n, k)
+        if 1.0 - 2 * tail / 2**n < confidence:
+            break
+        k += 1
+    return k
+
+
 def _coverage(n: int, k: int) -> float:
     """Return the probability that the k-th smallest and k-th largest of n bracket the median."""
-    return float(1.0 - 2.0 * sum(math.comb(n, i) for i in range(k)) / 2.0**n)
+    # Divided as whole numbers: as floats, 2**n is too large from n = 1024 on.
+    return float(1.0 - 2 * sum(math.comb(n, i) for i in range(k)) / 2**n)
 
 
 def _iqr(ordered: Sequence[float]) -> float:

@@ -87,9 +87,14 @@ def differences(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> tuple
             lines.append(f"{key} is new: {_short(declared[key])}")
         elif key not in declared:
             lines.append(f"{key} is gone; it was {_short(stored[key])}")
-        elif stored[key] != declared[key]:
+        elif _canonical(stored[key]) != _canonical(declared[key]):
             lines.append(f"{key} was {_short(stored[key])} and is now {_short(declared[key])}")
     return tuple(lines)
+
+
+def _canonical(value: object) -> str:
+    # As text, so that 1, 1.0 and true stay three different values, as they do in points.
+    return json.dumps(value, sort_keys=True)
 
 
 def _short(value: object) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 
 from sweeper.core.outcome import Attempt, Measured
-from sweeper.core.pairs import Pairs, text
+from sweeper.core.pairs import Pairs, Scalar, text
 
 DEFAULT_PORT = 8080
 
@@ -48,7 +48,12 @@ def write_recipes(
     for attempt in attempts:
         path = folder / f"{attempt.study}-{attempt.number:04d}{chosen.suffix}"
         partial = path.with_name(path.name + ".partial")
-        partial.write_text(render(attempt, form=form, study_folder=study_folder), encoding="utf-8")
+        # A path may hold bytes that are no UTF-8; Python keeps them as surrogates.
+        partial.write_text(
+            render(attempt, form=form, study_folder=study_folder),
+            encoding="utf-8",
+            errors="surrogateescape",
+        )
         partial.chmod(0o755 if chosen.executable else 0o644)
         partial.replace(path)
         written.append(path)
@@ -63,7 +68,7 @@ def render(attempt: Attempt, *, form: str, study_folder: Path) -> str:
             f"attempt {attempt.number} was not measured, so there is nothing to export; choose one "
             "that `show` lists as measured"
         )
-    hidden = [name for name, value in attempt.env.items() if value == "***"]
+    hidden = [name for name, value in attempt.env.items() if _lost(value)]
     return (
         _environment()
         .get_template(FORMATS[form].template)
@@ -73,6 +78,7 @@ def render(attempt: Attempt, *, form: str, study_folder: Path) -> str:
             argv=_argv(attempt),
             env={name: value for name, value in attempt.env.items() if name not in hidden},
             hidden=hidden,
+            lost=any(_lost(each) for each in attempt.argv),
             default_port=DEFAULT_PORT,
             limit_kib=None
             if attempt.memory_limit_bytes is None
@@ -82,6 +88,11 @@ def render(attempt: Attempt, *, form: str, study_folder: Path) -> str:
             study_folder=study_folder,
         )
     )
+
+
+def _lost(value: Scalar) -> bool:
+    """Tell whether the record holds stars in the place of this value, or of a part of it."""
+    return isinstance(value, str) and re.search(r"(?:^|=|:\s|://)\*\*\*(?:$|@)", value) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

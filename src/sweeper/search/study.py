@@ -63,7 +63,7 @@ class Search:
         self._booted: dict[Point, list[Attempt]] = {}
         self._bound = MemoryBound()
         self._queue: list[Point] = []
-        self._open: dict[int, Trial] = {}
+        self._open: dict[int, tuple[Trial, Point]] = {}
         self._optuna = optuna.create_study(
             study_name=study.name,
             storage=None if storage is None else f"sqlite:///{storage}",
@@ -105,6 +105,8 @@ class Search:
             return f"rule: {rule.reason}"
         if self._settled(point):
             return f"booted already, attempt {self._booted[point][-1].number}"
+        if any(point == proposed for _, proposed in self._open.values()):
+            return "proposed already, and not ended yet"
         try:
             settings = self._job.settings(point)
         except FieldError as error:
@@ -127,7 +129,7 @@ class Search:
             point = self._suggest(trial)
             reason = self.refusal(point)
             if reason is None:
-                self._open[trial.number] = trial
+                self._open[trial.number] = trial, point
                 return Proposal(trial=trial.number, point=point)
             self._tell_skipped(trial, reason)
         fresh = self._fresh()
@@ -135,14 +137,16 @@ class Search:
 
     def booting(self, proposal: Proposal, attempt: int) -> None:
         """Record, before it happens, which attempt serves the proposal."""
-        self._open[proposal.trial].set_user_attr(ATTEMPT, attempt)
+        trial, _ = self._open[proposal.trial]
+        trial.set_user_attr(ATTEMPT, attempt)
 
     def tell(self, attempt: Attempt) -> None:
         """Record what an attempt came to, and learn from it."""
         self._learn(attempt)
         if self._may_retry(attempt.point):
             self._queue.insert(0, attempt.point)
-        self._tell(self._open.pop(attempt.trial), attempt)
+        trial, _ = self._open.pop(attempt.trial)
+        self._tell(trial, attempt)
 
     # --- learning ---------------------------------------------------------------------------
 
@@ -224,7 +228,7 @@ class Search:
         finally:
             self._optuna.sampler = usual
         assert suggested == point
-        self._open[trial.number] = trial
+        self._open[trial.number] = trial, point
         return Proposal(trial=trial.number, point=point)
 
     def _suggest(self, trial: Trial) -> Point:
@@ -295,7 +299,8 @@ class Search:
         """Tell an attempt that the storage has never heard of, as when its file was lost."""
         proposal = self._take(attempt.point)
         self.booting(proposal, attempt.number)
-        self._tell(self._open.pop(proposal.trial), attempt)
+        trial, _ = self._open.pop(proposal.trial)
+        self._tell(trial, attempt)
 
     def _fresh(self) -> Point | None:
         """Return a random point that nothing speaks against."""
