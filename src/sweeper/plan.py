@@ -126,7 +126,8 @@ def _overhead(attempts: Sequence[Attempt]) -> float | None:
     beyond = sorted(
         each.outcome.peak_bytes - each.footprint.total_bytes
         for each in attempts
-        if isinstance(each.outcome, Measured) and each.outcome.peak_bytes is not None
+        if isinstance(each.outcome, Measured)
+        and each.outcome.peak_bytes is not None
         # A simulated engine asks for memory that it does not use.
         and each.engine.get("simulated") is not True
     )

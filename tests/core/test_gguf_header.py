@@ -133,7 +133,8 @@ def test_a_header_cut_at_any_place_is_refused(tmp_path: Path) -> None:
     )  # fmt: skip
     whole = path.read_bytes()
     end = len(whole) - read_gguf_header(path).data_bytes
-    # Few places inside the two long arrays, which are as good as each other; the padding before the first tensor holds nothing that could be missed.
+    # Few places inside the two long arrays, which are as good as each other; the padding
+    # before the first tensor holds nothing that could be missed.
     tail = end - 400
     places = [*range(0, 300, 3), *range(300, tail, 4999), *range(tail, end - 31, 7)]
     cut = tmp_path / "cut.gguf"

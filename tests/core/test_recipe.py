@@ -79,7 +79,7 @@ def ran(text: str, **env: str) -> tuple[list[str], dict[str, str], int]:
 
 def serving(stub: Path, *arguments: str, **changes: Any) -> Attempt:
     argv = (str(stub), "--port", "8011", *arguments)
-    return measured_attempt(argv=argv, port_argument=2, **changes)
+    return replace(measured_attempt(), argv=argv, port_argument=2, **changes)
 
 
 def test_hostile_arguments_and_environments_arrive_as_they_were(stub: Path) -> None:
@@ -115,6 +115,13 @@ def test_the_port_is_replaced_and_no_other_equal_number(stub: Path) -> None:
     attempt = serving(stub, "--ctx-size", "8011", "8011")
     assert ran(script(attempt))[0] == ["--port", "8080", "--ctx-size", "8011", "8011"]
     assert ran(script(attempt), PORT="9")[0] == ["--port", "9", "--ctx-size", "8011", "8011"]
+
+
+def test_a_port_in_the_environment_of_the_measurement_is_another_one(stub: Path) -> None:
+    text = script(serving(stub, env=Pairs(PORT="1234")))
+    for env, port in (({}, "8080"), ({"PORT": "9"}, "9")):
+        argv, environment, _ = ran(text, **env)
+        assert (argv, environment["PORT"]) == (["--port", port], "1234")
 
 
 def test_a_command_without_a_port_of_its_own_stays_whole(stub: Path) -> None:

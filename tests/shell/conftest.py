@@ -115,7 +115,9 @@ def python_launch(mark: str, script: str, *, port: int | None = None, **changes:
 
 def fake_job(
     *,
-    axes: tuple[Axis, ...] = (Axis(name="context", values=(512,), ordered=True, sets=("context",)),),
+    axes: tuple[Axis, ...] = (
+        Axis(name="context", values=(512,), ordered=True, sets=("context",)),
+    ),
     workload: Workload = SHORT,
     env: Pairs | None = None,
     boot_timeout_s: float = 30.0,

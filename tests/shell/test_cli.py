@@ -14,7 +14,17 @@ from sweeper import __version__
 from sweeper.cli import VERBS, main
 from sweeper.places import GROUPS
 
-HEAVY = ("hydra", "omegaconf", "mlflow", "optuna", "pandas", "matplotlib", "plotly", "rich", "httpx")
+HEAVY = (
+    "hydra",
+    "omegaconf",
+    "mlflow",
+    "optuna",
+    "pandas",
+    "matplotlib",
+    "plotly",
+    "rich",
+    "httpx",
+)
 
 
 @pytest.fixture
@@ -102,7 +112,9 @@ def test_a_study_of_which_nothing_was_run_is_shown_as_empty(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["show", "+study=fake_demo"]) == 0
-    assert "no attempts yet; start it: python -m sweeper +study=fake_demo" in capsys.readouterr().out
+    assert (
+        "no attempts yet; start it: python -m sweeper +study=fake_demo" in capsys.readouterr().out
+    )
     assert main(["show", "+study=fake_demo", "output=json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["study"], shown["front"], shown["trials"]) == ("fake_demo", [], [])

@@ -148,7 +148,9 @@ class Machine:
         )
 
 
-def machine(space: Space = SPACE, *, capacity_mib: float = 1e6, does: Judge | None = None) -> Machine:
+def machine(
+    space: Space = SPACE, *, capacity_mib: float = 1e6, does: Judge | None = None
+) -> Machine:
     return Machine(
         job=fake_job(space=space), judge=does if does is not None else judge(capacity_mib)
     )
@@ -361,7 +363,9 @@ def test_going_on_neither_loses_nor_repeats(tmp_path: Path, sampler: str) -> Non
         here.run(study, search)
         assert search.boots == len(here.attempts) == boots
     assert len(set(here.boots)) == 6
-    told = {each.user_attrs["attempt"]: each for each in stored(path) if "attempt" in each.user_attrs}
+    told = {
+        each.user_attrs["attempt"]: each for each in stored(path) if "attempt" in each.user_attrs
+    }
     assert set(told) == set(range(1, 7))
     assert {each.state for each in told.values()} <= {TrialState.COMPLETE, TrialState.PRUNED}
     # The bound is learnt from the attempts, not from the storage.
