@@ -44,7 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         call = _parse(argv)
         code = VERBS[call.verb][0](call)
         sys.stdout.flush()  # here, where a reader that has gone is provided for
-        return code
     except ConfError as error:
         _complain(str(error))
         return WRONG_INPUT
@@ -55,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has gone (as in `sweeper show | head`): nothing to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    else:
+        return code
 
 
 def _parse(argv: list[str]) -> Call:
@@ -223,8 +224,7 @@ def _command(call: Call, verb: str) -> str:
 
 
 def _export(call: Call) -> int:
-    from sweeper.core.outcome import Measured
-    from sweeper.recipe import RecipeError, write_recipes
+    from sweeper.recipe import PICKS, RecipeError, write_recipes
     from sweeper.report import front_of
 
     loaded = _load(call)
@@ -237,29 +237,13 @@ def _export(call: Call) -> int:
                 f"export.trial: study {loaded.study.name} has no attempt {loaded.export_trial}; "
                 f"there are 1 to {len(attempts)}"
             )
+    elif front:
+        chosen = PICKS[loaded.export_pick](front)
     else:
-
-        def speed(attempt: Attempt) -> float:
-            assert isinstance(attempt.outcome, Measured)
-            return attempt.outcome.decode_tok_s.median
-
-        def context(attempt: Attempt) -> int:
-            assert isinstance(attempt.outcome, Measured)
-            return attempt.outcome.context.window_tokens
-
-        if not front:
-            raise ConfError(
-                f"study {loaded.study.name} has no measured attempt to export; run it first: "
-                f"{_command(call, 'run')}"
-            )
-        picks: dict[str, Callable[[], list[Attempt]]] = {
-            "all": lambda: list(front),
-            "fastest": lambda: [max(front, key=speed)],
-            "longest": lambda: [max(front, key=context)],
-        }
-        if loaded.export_pick not in picks:
-            raise ConfError(f"export.pick: {loaded.export_pick} is not one of {', '.join(picks)}")
-        chosen = picks[loaded.export_pick]()
+        raise ConfError(
+            f"study {loaded.study.name} has no measured attempt to export; run it first: "
+            f"{_command(call, 'run')}"
+        )
     folder = loaded.studies_dir / loaded.study.name
     try:
         written = write_recipes(

@@ -39,9 +39,10 @@ from sweeper.core.space import (
 from sweeper.core.study import Budget, SamplerChoice, Study
 from sweeper.core.typed import FieldError
 from sweeper.core.workload import Workload
-from sweeper.engines import Engine, EngineOptions, load_engine
+from sweeper.engines import Engine, EngineOptions, ModelFacts, load_engine
 from sweeper.models import ModelChoice
 from sweeper.places import GROUPS, ConfDirs, ConfError
+from sweeper.recipe import FORMATS, PICKS
 from sweeper.trial import MODEL_VARIANT
 
 _OPEN_MAPPINGS = (
@@ -249,12 +250,15 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
             "dots, dashes and underscores only"
         )
     _one_of("output", schema.output, ("text", "json"), sources)
+    _one_of("export.format", schema.export.format, tuple(FORMATS), sources)
+    _one_of("export.pick", schema.export.pick, tuple(PICKS), sources)
     _one_of("sampler.name", schema.sampler.name, SAMPLERS, sources)
     for key, value, least in (
         ("budget.boots", schema.budget.boots, 1),
         ("retries", schema.retries, 0),
         ("sampler.startup", schema.sampler.startup, 1),
         ("plan.points", schema.plan.points, 0),
+        ("ui.port", schema.ui.port, 1),
     ):
         if value < least:
             raise ConfError(f"{key}: must be at least {least}, got {value} ({sources.where(key)})")
@@ -280,7 +284,6 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
                 f"{key}: is not a name an environment variable can have ({sources.where(key)})"
             )
     study = _study(schema, space, enqueue, sources)
-    _check_settings(study, engine, schema, sources)
     options = EngineOptions(
         binary=schema.engine.binary,
         python=schema.engine.python,
@@ -290,6 +293,7 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
         stop_timeout_s=schema.engine.stop_timeout_s,
         memory_limit_bytes=study.memory_limit_bytes,
     )
+    _check_settings(study, engine, options, schema, sources)
     return Loaded(
         study=study,
         engine=engine,
@@ -557,7 +561,12 @@ def _tracking_uri(schema: Schema, dirs: ConfDirs, sources: _Sources) -> str | No
     return uri
 
 
-def _check_settings(study: Study, engine: Engine, schema: Schema, sources: _Sources) -> None:
+_ANY_MODEL = ModelFacts(name="any", path="any", served_name="any", size_bytes=0, sha256="")
+
+
+def _check_settings(
+    study: Study, engine: Engine, options: EngineOptions, schema: Schema, sources: _Sources
+) -> None:
     """Build the engine's settings once for every value of every axis, to find wrong ones."""
     params = dict(study.engine_params)
     for name in params:
@@ -586,10 +595,14 @@ def _check_settings(study: Study, engine: Engine, schema: Schema, sources: _Sour
                     here.update(dict.fromkeys(each.sets, point[each.name]))
             here.pop(MODEL_VARIANT, None)
             try:
-                engine.settings(here)
+                # Rendering finds what only the whole command line shows, such as a flag in
+                # extra_args that belongs to sweeper. The model and the port do not matter for it.
+                engine.launch(engine.settings(here), _ANY_MODEL, options, 1)
             except FieldError as error:
                 culprit = swept.get(error.key)
                 key = f"space.{culprit.name}" if culprit else f"engine.params.{error.key}"
+                if error.key in ("extra_args", "env"):
+                    key = f"engine.{error.key}"
                 raise ConfError(f"{key}: {error.message} ({sources.where(key)})") from None
             if MODEL_VARIANT in axis.sets and str(value) not in schema.model.variants:
                 known = ", ".join(schema.model.variants) or "none"

@@ -187,7 +187,7 @@ def _sliding_layers(pattern: object, architecture: str, layers: int) -> list[boo
 def _assembled(choice: ModelChoice) -> Path:
     """Return the path of a model that a Python package carries, put together once."""
     assert choice.package_module is not None
-    target = cache_dir() / "models" / f"{choice.name}.gguf"
+    target = cache_dir() / "models" / f"{choice.package_module}.gguf"
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target.with_suffix(".lock")):
         if target.exists():
@@ -201,7 +201,14 @@ def _assembled(choice: ModelChoice) -> Path:
         partial = target.with_suffix(".partial")
         partial.unlink(missing_ok=True)
         module = importlib.import_module(choice.package_module)
-        module.assemble(partial)
+        try:
+            module.assemble(partial)
+        except Exception as error:  # whatever a stranger's package raises
+            partial.unlink(missing_ok=True)
+            raise ModelError(
+                f"model {choice.name}: {choice.package_module} could not put it together: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         partial.replace(target)
     return target
 

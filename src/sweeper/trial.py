@@ -340,11 +340,14 @@ class _Run:
         asked: dict[str, Scalar] = {"window_tokens": self.window, **failure.server}
         match failure.trouble:
             case RequestTrouble.CONTEXT_EXCEEDED:
+                what = (
+                    f"the server refuses a prompt that its configured window of {self.window:,} "
+                    "tokens should hold"
+                    if purpose is Purpose.PROOF
+                    else f"the workload's prompt does not fit the window of {self.window:,} tokens"
+                )
                 return self._unfit(
-                    UnfitName.HTTP_400_CONTEXT,
-                    f"the server refuses prompts that its configured window of {self.window:,} "
-                    f"tokens should hold: {failure.detail}",
-                    facts=asked,
+                    UnfitName.HTTP_400_CONTEXT, f"{what}: {failure.detail}", facts=asked
                 )
             case RequestTrouble.EMPTY_ANSWER:
                 return self._unfit(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sweeper.core.launch import Death, Ended, Phase
 from sweeper.core.memory import Footprint
-from sweeper.core.outcome import HostFault, Infeasible, kind, name
+from sweeper.core.outcome import BrokenName, HostFault, Infeasible, kind, name
 from sweeper.core.pairs import Pairs
 from sweeper.core.sample import DraftCounters
 from sweeper.core.typed import FieldError
@@ -175,6 +175,9 @@ def test_under_a_limit_arenas_do_not_count_as_memory_unless_the_study_says_so() 
         ({"context": 0}, "context"),
         ({"ubatch": 0}, "ubatch"),
         ({"parallel": 0}, "parallel"),
+        ({"parallel": 3, "context": 2}, "parallel"),
+        ({"threads_http": 0}, "threads_http"),
+        ({"p_min": 1.5}, "p_min"),
         ({"n_max": -1}, "n_max"),
         ({"n_max": 4}, "n_max"),
         ({"gpu_layers": -1}, "gpu_layers"),
@@ -236,7 +239,7 @@ def test_the_kv_cache_is_what_the_engine_printed(
 
 some_params = st.fixed_dictionaries(
     {
-        "context": st.integers(1, 300_000),
+        "context": st.integers(4, 300_000),
         "ubatch": st.integers(1, 8192),
         "n_max": st.integers(0, 64),
         "spec_type": st.just("ngram-simple"),
@@ -247,6 +250,37 @@ some_params = st.fixed_dictionaries(
         "swa_full": st.booleans(),
     }
 )
+
+
+def test_a_micro_batch_is_never_larger_than_the_batch() -> None:
+    assert footprint(batch=128, ubatch=512) == footprint(batch=128, ubatch=128)
+    assert footprint(batch=128).needs_at_least(footprint(batch=64))
+
+
+def test_boots_with_other_numbers_of_threads_are_not_compared() -> None:
+    assert not footprint(threads=64).needs_at_least(footprint(threads=1))
+
+
+@pytest.mark.parametrize("argument", ["--host", "--host=0.0.0.0", "--port", "-m", "-c"])
+def test_an_extra_argument_that_is_ours_to_set_is_refused(argument: str) -> None:
+    options = EngineOptions(python="python", extra_args=(argument,))
+    with pytest.raises(FieldError, match="extra_args"):
+        LLAMA.launch(LlamaCppSettings(), GEMMA, options, 1)
+
+
+def test_an_allocation_that_the_boot_survived_is_not_what_killed_it_later() -> None:
+    log = [
+        "E ggml_aligned_malloc: insufficient memory (attempted to allocate  31.00 MB)",
+        "I srv  init: listening on http://127.0.0.1:1",
+    ]
+    death = Death(ended=Ended.EXITED, after_s=9, was_ready=True, exit_code=-11)
+    assert LLAMA.verdict(death, log).name is BrokenName.ENGINE_DIED_MID_BENCHMARK
+
+
+def test_a_torn_number_in_a_log_is_no_number() -> None:
+    log = ["E ggml_aligned_malloc: insufficient memory (attempted to allocate . MB)"]
+    death = Death(ended=Ended.EXITED, after_s=1, was_ready=False, exit_code=1)
+    assert LLAMA.verdict(death, log).finding.facts.get("required_bytes") is None
 
 
 @QUICK

@@ -216,7 +216,7 @@ class Sweeper:
             stderr=subprocess.PIPE,
             text=True,
             # A shell that runs the tests in the background has them ignore Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - it takes no lock
         )
         self.running.append(process)
         return process

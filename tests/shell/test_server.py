@@ -143,14 +143,14 @@ def test_an_engine_that_ignores_sigterm_is_killed(
 def test_an_exception_in_the_block_ends_the_engine_and_passes_on(
     tmp_path: Path, registry: Registry, mark: str
 ) -> None:
-    with (
-        pytest.raises(KeyboardInterrupt),
-        serving(
-            fake_launch(mark), log_path=tmp_path / "engine.log", registry=registry, watch=ignore
-        ),
-    ):
-        assert len(engines_of(mark)) == 1
-        raise KeyboardInterrupt
+    def interrupted() -> None:
+        log_path = tmp_path / "engine.log"
+        with serving(fake_launch(mark), log_path=log_path, registry=registry, watch=ignore):
+            assert len(engines_of(mark)) == 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert engines_of(mark) == []
     assert registered(tmp_path) == {}
 

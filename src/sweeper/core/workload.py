@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 
 from sweeper.core.pairs import Pairs
@@ -38,6 +39,9 @@ class Workload:
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: must be at least {least}, got {getattr(self, name)}")
+
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature: must be 0 or more, got {self.temperature}")
 
     def described(self) -> dict[str, object]:
         """Return the workload as JSON-ready data."""

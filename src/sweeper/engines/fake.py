@@ -200,7 +200,7 @@ class Fake:
                     name=BrokenName.HTTP_500,
                     finding=Finding(
                         phase=Phase.SERVING,
-                        cause=death.detail,
+                        cause=death.detail or "an error without words",
                         explanation="The server lives, but answered a request with an error.",
                     ),
                 )

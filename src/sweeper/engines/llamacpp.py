@@ -6,6 +6,7 @@ through `sweeper.engines.llamacpp_wheel`, which takes the same flags.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import re
@@ -42,6 +43,10 @@ KV_BITS: dict[str, float] = {
     "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5, "iq4_nl": 4.5,
 }  # fmt: skip
 """Bits a cached value takes, block scales included. Forks have more types; see `footprint`."""
+
+_DEFAULT_BATCH = 2048
+_DEFAULT_UBATCH = 512
+_OWN_FLAGS = ("--host", "--port", "--model", "-m", "--alias", "-a", "--ctx-size", "-c")
 
 _DRAFT_LENGTH_FLAG = {
     "ngram-simple": "--spec-ngram-simple-size-m",
@@ -89,7 +94,9 @@ class LlamaCppSettings:
     chat_template_kwargs: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("context", "batch", "ubatch", "parallel", "threads", "ngram_size"):
+        for name in (
+            "context", "batch", "ubatch", "parallel", "threads", "threads_http", "ngram_size",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise FieldError(name, f"must be at least 1, got {value}")
@@ -97,6 +104,10 @@ class LlamaCppSettings:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise FieldError(name, f"must not be negative, got {value}")
+        if self.parallel > self.context:
+            raise FieldError("parallel", f"is {self.parallel}, more than the context has tokens")
+        if self.p_min is not None and not 0 <= self.p_min <= 1:
+            raise FieldError("p_min", f"is a probability, got {self.p_min}")
         if self.n_max is not None and self.n_max > 0 and self.spec_type == "none":
             raise FieldError(
                 "n_max",
@@ -161,7 +172,10 @@ class LlamaCpp:
         it) plus activations. Output: one row of f32 logits for each token that is verified,
         twice (buffer and sampler).
         """
-        ubatch = settings.ubatch if settings.ubatch is not None else 512
+        ubatch = min(
+            settings.ubatch if settings.ubatch is not None else _DEFAULT_UBATCH,
+            settings.batch if settings.batch is not None else _DEFAULT_BATCH,
+        )
         context = settings.context
         bits_k = KV_BITS.get(settings.cache_type_k.lower(), 16)
         bits_v = KV_BITS.get(settings.cache_type_v.lower(), 16)
@@ -173,7 +187,8 @@ class LlamaCpp:
         cell_bits = fact("key_length") * bits_k + fact("value_length") * bits_v
         window_cells = context
         if not settings.swa_full:
-            window_cells = min(context, _round_up(int(fact("window_tokens")) + ubatch, 256))
+            cells = int(fact("window_tokens")) * settings.parallel + ubatch
+            window_cells = min(context, _round_up(cells, 256))
         kv = (
             (fact("kv_heads_global") * context + fact("kv_heads_window") * window_cells)
             * cell_bits
@@ -195,7 +210,15 @@ class LlamaCpp:
             # What moves memory in a way the formulas do not know makes two boots incomparable.
             alike=Pairs(
                 spec_type=settings.spec_type if settings.speculates else "none",
-                flash_attn="auto" if settings.flash_attn == "auto" else "stated",
+                engine_draft_length=settings.speculates and settings.n_max is None,
+                threads=settings.threads,
+                threads_http=settings.threads_http,
+                # The formula knows the difference only where the heads are known.
+                flash_attn=(
+                    "stated"
+                    if settings.flash_attn != "auto" and "heads" in model.facts
+                    else settings.flash_attn
+                ),
                 unknown_kv_types=" ".join(
                     kind
                     for kind in (settings.cache_type_k, settings.cache_type_v)
@@ -224,6 +247,13 @@ class LlamaCpp:
             # glibc reserves 64 MiB of address space for every thread's arena; under a limit on
             # address space those empty reservations would count as the model's memory.
             env.setdefault("MALLOC_ARENA_MAX", "1")
+        for each in options.extra_args:
+            if each.partition("=")[0] in _OWN_FLAGS:
+                raise FieldError(
+                    "extra_args",
+                    f"names {each}, which sweeper sets itself: it binds to loopback, on a port "
+                    "of its own, with the model of the study",
+                )
         flags = _flags(settings, model, port)
         return Launch(
             argv=(*program, *flags, *options.extra_args),
@@ -251,7 +281,7 @@ class LlamaCpp:
                 kind = {"model_bytes": "weights_bytes", "kv_bytes": "kv_cache_bytes"}.get(
                     kind, kind
                 )
-                sizes[kind] = sizes.get(kind, 0) + float(found["mib"]) * MIB
+                sizes[kind] = sizes.get(kind, 0) + (_size(found.groupdict()) or 0)
             elif found := _SLOT_WINDOW.search(line):
                 facts["effective_context_tokens"] = int(found["tokens"])
             elif found := _VERSION.search(line):
@@ -538,6 +568,9 @@ def _read(log: Sequence[str]) -> _Reading:
         # phase is only ever left for a later one.
         if opened is not None and opened.order > phase.order:
             phase = opened
+            if phase is Phase.READY:
+                # What was refused before it served was survived.
+                allocation, required = None, None
         if _RECOVERED.search(line):
             allocation, required = None, None
             continue
@@ -572,7 +605,8 @@ def _read(log: Sequence[str]) -> _Reading:
 def _size(groups: Mapping[str, str]) -> float | None:
     for unit, scale in (("mb", MIB), ("mib", MIB), ("bytes", 1)):
         if unit in groups:
-            return float(groups[unit].replace(",", "")) * scale
+            with contextlib.suppress(ValueError):  # such as a lone dot in a torn line
+                return float(groups[unit].replace(",", "")) * scale
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,31 @@ class Format:
 
 
 FORMATS = {"shell": Format(template="shell.sh.j2", suffix=".sh", executable=True)}
+
+
+def _fastest(front: Sequence[Attempt]) -> list[Attempt]:
+    return [max(front, key=lambda each: _measured(each).decode_tok_s.median)]
+
+
+def _longest(front: Sequence[Attempt]) -> list[Attempt]:
+    return [max(front, key=lambda each: _measured(each).context.window_tokens)]
+
+
+PICKS: dict[str, Callable[[Sequence[Attempt]], list[Attempt]]] = {
+    "all": list,
+    "fastest": _fastest,
+    "longest": _longest,
+}
+"""Which members of a front are exported, by the name that a user gives."""
+
+
+def _measured(attempt: Attempt) -> Measured:
+    if not isinstance(attempt.outcome, Measured):
+        raise RecipeError(
+            f"attempt {attempt.number} was not measured, so there is nothing to export; choose one "
+            "that `show` lists as measured"
+        )
+    return attempt.outcome
 
 
 def write_recipes(
@@ -62,12 +87,7 @@ def write_recipes(
 
 def render(attempt: Attempt, *, form: str, study_folder: Path) -> str:
     """Return the text of one recipe."""
-    outcome = attempt.outcome
-    if not isinstance(outcome, Measured):
-        raise RecipeError(
-            f"attempt {attempt.number} was not measured, so there is nothing to export; choose one "
-            "that `show` lists as measured"
-        )
+    outcome = _measured(attempt)
     hidden = [name for name, value in attempt.env.items() if _lost(value)]
     return (
         _environment()
