@@ -319,6 +319,8 @@ class _Run:
 
     def conclude(self, ended: Ended, *, interrupted: bool) -> Summary:
         """Write what a finished or stopped run leaves: the front, its pictures, recipes."""
+        # From disk, which knows best: an interrupt may fall between storing and remembering.
+        self.attempts = self.store.all()
         front = front_of(self.attempts)
         recipes: list[Path] = []
         files: list[Path] = []

@@ -173,6 +173,12 @@ def _stop_s(started: Serving) -> float | None:
     return None if started.stopped is None else started.stopped.took_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FailedRequest:
+    failure: RequestFailure
+    purpose: Purpose
+
+
 class _Run:
     """The part of an attempt in which the server is up."""
 
@@ -197,16 +203,19 @@ class _Run:
             began = time.monotonic()
             context = self._prove(client)
             self.prove_s = time.monotonic() - began
-            if isinstance(context, RequestFailure):
-                return self._failed(context, server, Purpose.PROOF)
-            if not isinstance(context, ProvenContext):
-                return context
+            match context:
+                case _FailedRequest(failure=failure, purpose=purpose):
+                    return self._failed(failure, server, purpose)
+                case Unfit():
+                    return context
+                case ProvenContext():
+                    pass
             began = time.monotonic()
             outcome = self._timed(client, server, context)
             self.measure_s = time.monotonic() - began
             return outcome
 
-    def _prove(self, client: Client) -> ProvenContext | Failure | RequestFailure:
+    def _prove(self, client: Client) -> ProvenContext | Unfit | _FailedRequest:
         """Fill the window with one prompt and its answer, then ask for more than it holds."""
         answer_tokens = min(self.job.workload.proof_answer_tokens, self.window - 1)
         prompt_tokens = self.window - answer_tokens
@@ -214,12 +223,12 @@ class _Run:
         # One token more than the window, of which the proof takes all that it can hold.
         text = client.tokens(self.window, self.window + 1)
         if isinstance(text, RequestFailure):
-            return text
+            return _FailedRequest(failure=text, purpose=Purpose.PROOF)
         sample = client.complete(
             text[:prompt_tokens], max_tokens=answer_tokens, purpose=Purpose.PROOF
         )
         if isinstance(sample, RequestFailure):
-            return sample
+            return _FailedRequest(failure=sample, purpose=Purpose.PROOF)
         self.samples.append(sample)
         if sample.prompt_tokens < prompt_tokens:
             return self._unfit(
@@ -242,7 +251,7 @@ class _Run:
                     f"{self.window:,}"
                 )
             case RequestFailure():
-                return over
+                return _FailedRequest(failure=over, purpose=Purpose.OVERFLOW)
         held = sample.prompt_tokens + sample.completion_tokens
         ended_by_window = sample.finish_reason == "length" and held < self.window
         return ProvenContext(
@@ -331,6 +340,8 @@ class _Run:
             RequestTrouble.CONNECTION_LOST,
             RequestTrouble.SERVER_ERROR,
             RequestTrouble.ERROR_IN_STREAM,
+            # A server that is ending may still close its stream as if all were well.
+            RequestTrouble.NO_USAGE,
         ):
             death = server.death() or server.complaint(failure.detail)
             verdict = self.job.engine.verdict(death, self.log)
@@ -382,7 +393,7 @@ class _Run:
 def _one_unit(text: str) -> bool:
     """Tell whether a text is nothing but one short unit, over and over."""
     stripped = text.strip()
-    return len(stripped) >= 32 and re.fullmatch(r"(?s)(\S{1,8}\s*?)\1+", stripped) is not None
+    return len(stripped) >= 16 and re.fullmatch(r"(?s)(\S{1,8}\s*?)\1+", stripped) is not None
 
 
 def _with_clock_doubt(summary: Summary, timed: list[Sample]) -> Summary:

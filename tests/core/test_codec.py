@@ -171,6 +171,7 @@ def test_a_secret_is_known_by_its_name(name: str) -> None:
         "MAX_NUM_BATCHED_TOKENS",
         "token_count",
         "--eos-token",
+        "--kv-kib-per-token",
         "AUTHOR",
         "--api-key-file",
         "PATH",

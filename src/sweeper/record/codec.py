@@ -74,9 +74,13 @@ _SECRET_WORDS = frozenset(
 )
 # These two are secrets only as the last word: HF_TOKEN is one, kv_key_bits and token_count are not.
 _SECRET_LAST_WORDS = frozenset({"TOKEN", "KEY"})
-# ... and not where the words before say that a single piece of text is meant, as in --eos-token.
+# ... and not where the words before say that a piece of text is meant, as in --eos-token, or a
+# rate, as in --kv-kib-per-token.
 _TEXT_TOKENS = frozenset(
-    {"BOS", "EOS", "EOT", "PAD", "UNK", "SEP", "CLS", "MASK", "STOP", "IMAGE", "AUDIO", "VIDEO"}
+    {
+        *("BOS", "EOS", "EOT", "PAD", "UNK", "SEP", "CLS", "MASK", "STOP"),
+        *("IMAGE", "AUDIO", "VIDEO", "PER"),
+    }
 )
 _NAMES_A_FILE = frozenset({"FILE", "PATH", "DIR"})
 _SECRET_SHORT_OPTIONS = frozenset({"-hft"})

@@ -6,6 +6,7 @@ the first migration of a store six, so all of it happens on a thread of its own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -13,6 +14,7 @@ import math
 import os
 import queue
 import re
+import sqlite3
 import sys
 import tempfile
 import threading
@@ -28,6 +30,9 @@ from sweeper.core.pairs import Pairs, text
 from sweeper.record.attempts import ATTEMPT_JSON, ENGINE_LOG
 
 log = logging.getLogger(__name__)
+
+RETRY_STORE_AFTER_S = 30.0
+"""How long a store that could not be reached is left alone: each try can take many seconds."""
 
 LOG_LIMIT_BYTES = 1_000_000
 """Of a longer engine log only the head and the tail go to MLflow, this much in all."""
@@ -96,6 +101,7 @@ class Tracking:
         self._accepted = self._refused = 0
         self._done = self._failed = 0
         self._closed = self._warned = False
+        self._not_before = 0.0
         _prepare_environment()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._enqueue("open the store", lambda _store: None)
@@ -162,12 +168,22 @@ class Tracking:
             what, job = item
             try:
                 if self._store is None:
-                    self._store = self._make_store()
+                    self._store = self._reached()
                 job(self._store)
             except Exception as error:  # Whatever MLflow raises must not cost a measurement.
                 self._failed += 1
                 self._warn(f"could not {what}", error)
             self._done += 1
+
+    def _reached(self) -> _Store:
+        """Return the store; one that could not be reached is left alone for a while."""
+        if time.monotonic() < self._not_before:
+            raise ConnectionError("the store could not be reached a moment ago")
+        try:
+            return self._make_store()
+        except Exception:
+            self._not_before = time.monotonic() + RETRY_STORE_AFTER_S
+            raise
 
     def _warn(self, what: str, error: Exception | None) -> None:
         said = what if error is None else f"{what}: {_first_line(error)}"
@@ -264,6 +280,9 @@ class _Store:
         if uri.startswith("sqlite:///"):
             folder = Path(uri.removeprefix("sqlite:///")).parent
             folder.mkdir(parents=True, exist_ok=True)
+            # MLflow would try for a minute to open what cannot be opened.
+            with contextlib.closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as probe:
+                probe.execute("PRAGMA user_version")
             location = (folder / "artifacts" / re.sub(r"[^\w.\-]", "_", experiment)).as_uri()
         store = cls(MlflowClient(tracking_uri=uri), study, study_facts)
         store._find_experiment(experiment, location)

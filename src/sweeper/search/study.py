@@ -131,7 +131,7 @@ class Search:
             if reason is None:
                 self._open[trial.number] = trial, point
                 return Proposal(trial=trial.number, point=point)
-            self._tell_skipped(trial, reason)
+            self._tell_skipped(trial, point, reason)
         fresh = self._fresh()
         return None if fresh is None else self._take(fresh)
 
@@ -264,12 +264,17 @@ class Search:
             values[axis.name] = axis.values[int(raw)] if axis.ordered else raw  # type: ignore[arg-type]
         return Pairs(values)
 
-    def _tell_skipped(self, trial: Trial, reason: str) -> None:
+    def _tell_skipped(self, trial: Trial, point: Point, reason: str) -> None:
         trial.set_user_attr(SKIPPED, reason)
         if learns_from_pruned(self._study.sampler):
             # A free refusal told as a result would bloat the history and push the sampler away
             # from the boundary that it should explore.
             self._optuna.tell(trial, state=TrialState.FAIL)
+            return
+        known = self._booted.get(point, [])
+        if known and isinstance(known[-1].outcome, Measured):
+            # A sampler that breeds from results must not take a good point for a bad one.
+            self._tell(trial, known[-1])
         else:
             self._tell_infeasible(trial, 1.0)
 
