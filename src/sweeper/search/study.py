@@ -274,6 +274,7 @@ class Search:
         known = self._booted.get(point, [])
         if known and isinstance(known[-1].outcome, Measured):
             # A sampler that breeds from results must not take a good point for a bad one.
+            trial.set_user_attr(ATTEMPT, known[-1].number)
             self._tell(trial, known[-1])
         else:
             self._tell_infeasible(trial, 1.0)
