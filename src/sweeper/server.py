@@ -248,6 +248,7 @@ class _Process:
         return False if answered else None
 
     def death(self, ended: Ended, *, was_ready: bool, detail: str = "") -> Death:
+        self.sample_peak()
         self.read_log()
         if self._partial_line:
             self._watch(self._partial_line)
