@@ -6,6 +6,8 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,7 +87,7 @@ class Summary:
     @property
     def next_steps(self) -> tuple[str, ...]:
         """Where to look next, in lines for a terminal."""
-        verb = "python -m sweeper"
+        verb = f"{_python()} -m sweeper"
         lines = [f"{self.why}: {self.boots} boots in this run, {len(self.attempts)} in all"]
         if self.recipes:
             lines.append(f"recipes   {self.recipes[0].parent}  (start one: bash {self.recipes[0]})")
@@ -172,6 +174,16 @@ def job_of(loaded: Loaded, models: dict[str | None, ModelFacts], options: Any) -
         hardware=Pairs(hardware=study.hardware_name, memory_limit_bytes=study.memory_limit_bytes),
         host=host_facts(),
     )
+
+
+def _python() -> str:
+    """Return how the user would call this interpreter: by name if that finds it, else by path."""
+    found = shutil.which("python")
+    if found is not None and Path(found).parent == Path(sys.executable).parent:
+        return "python"
+    with contextlib.suppress(ValueError):
+        return str(Path(sys.executable).relative_to(Path.cwd()))
+    return sys.executable
 
 
 @contextmanager

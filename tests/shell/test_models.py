@@ -168,7 +168,7 @@ def test_what_an_interrupted_assembly_left_is_no_model(
     packaged: Packaged, tmp_path: Path, cache: Path
 ) -> None:
     choice = packaged("model_for_tests_b", fails=True)
-    with pytest.raises(ModelError, match="could not put it together: OSError.*no space left"):
+    with pytest.raises(ModelError, match=r"could not put it together: OSError.*no space left"):
         resolve_models(choice)
     assert not (cache / "models" / "model_for_tests_b.gguf").exists()
     packaged("model_for_tests_b")
