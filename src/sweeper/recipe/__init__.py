@@ -95,7 +95,7 @@ def render(attempt: Attempt, *, form: str, study_folder: Path) -> str:
         .render(
             attempt=attempt,
             measured=outcome,
-            argv=_argv(attempt),
+            argv_lines=_argv_lines(attempt),
             env={name: value for name, value in attempt.env.items() if name not in hidden},
             hidden=hidden,
             lost=any(_lost(each) for each in attempt.argv),
@@ -123,11 +123,14 @@ class Argument:
     is_port: bool
 
 
-def _argv(attempt: Attempt) -> tuple[Argument, ...]:
-    return tuple(
-        Argument(value=value, is_port=index == attempt.port_argument)
-        for index, value in enumerate(attempt.argv)
-    )
+def _argv_lines(attempt: Attempt) -> list[list[Argument]]:
+    """Return the command in lines for reading: each option begins one, its values follow it."""
+    lines: list[list[Argument]] = [[]]
+    for index, value in enumerate(attempt.argv):
+        if value.startswith("-") and lines[-1]:
+            lines.append([])
+        lines[-1].append(Argument(value=value, is_port=index == attempt.port_argument))
+    return lines
 
 
 def figures(measured: Measured) -> list[str]:
