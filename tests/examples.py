@@ -90,7 +90,7 @@ def oom_attempt(number: int = 2, *, context: int = 262144, **changes: Any) -> At
         Infeasible(
             name=InfeasibleName.OOM_KV_CACHE,
             finding=Finding(
-                phase=Phase.KV_CACHE,
+                phase=Phase.KV,
                 cause="ValueError: 9.00 GiB KV cache is needed, 7.50 GiB are available <script>",
                 explanation="The KV cache of this context is 1536 MiB larger than what is left.",
                 facts=Pairs(shortfall_bytes=1536 * 2**20),

@@ -249,7 +249,7 @@ def test_the_tokens_of_a_text_and_its_continuation_add_up(one: str, other: str) 
     [
         ({"weights_mib": 2000.0}, 1, "oom_weights", Phase.WEIGHTS),
         ({"n_max": 2, "draft_mib": 900.0}, 1, "oom_draft_head", Phase.WEIGHTS),
-        ({"context": 16384}, 1, "oom_kv_cache", Phase.KV_CACHE),
+        ({"context": 16384}, 1, "oom_kv_cache", Phase.KV),
         ({"compute_mib": 512.0}, 1, "oom_compute", Phase.COMPUTE),
         ({"kv_type": "q8_0", "flash_attn": "off"}, 1, "unsupported_combination", Phase.CONFIG),
         ({"ending": "unsupported"}, 1, "unsupported_combination", Phase.CONFIG),
@@ -257,7 +257,7 @@ def test_the_tokens_of_a_text_and_its_continuation_add_up(one: str, other: str) 
         ({"ending": "host-fault"}, 1, "driver_mismatch", Phase.CONFIG),
         ({"ending": "model-missing"}, 1, "model_not_found_or_gated", Phase.CONFIG),
         ({"ending": "port-in-use"}, 1, "port_in_use", Phase.SPAWN),
-        ({"ending": "crash-boot"}, 1, "engine_crash", Phase.KV_CACHE),
+        ({"ending": "crash-boot"}, 1, "engine_crash", Phase.KV),
         ({"ending": "segfault-boot"}, -signal.SIGSEGV, "engine_crash", Phase.WEIGHTS),
         ({"ending": "killed-boot"}, -signal.SIGKILL, "engine_crash", Phase.WEIGHTS),
         ({"ending": "exit0-boot"}, 0, "engine_crash", Phase.COMPUTE),

@@ -369,7 +369,7 @@ def test_a_boot_opens_its_phases_in_order() -> None:
     opened = [phase for line in log_of("ok") if (phase := LLAMA.milestone(line)) is not None]
     first = list(dict.fromkeys(opened))
     assert first == [
-        Phase.CONFIG, Phase.WEIGHTS, Phase.KV_CACHE, Phase.COMPUTE, Phase.WARMUP, Phase.READY,
+        Phase.CONFIG, Phase.WEIGHTS, Phase.KV, Phase.COMPUTE, Phase.WARMUP, Phase.READY,
     ]  # fmt: skip
 
 
@@ -379,7 +379,7 @@ ABORT = -signal.SIGABRT
 REAL = [
     # log, exit code, limit in KiB, name, phase
     ("oom_weights", 1, 400_000, "oom_weights", Phase.WEIGHTS),
-    ("oom_kv_cache", 1, 700_000, "oom_kv_cache", Phase.KV_CACHE),
+    ("oom_kv_cache", 1, 700_000, "oom_kv_cache", Phase.KV),
     ("oom_compute", 1, 700_000, "oom_compute", Phase.COMPUTE),
     ("oom_vocabulary", 1, 150_000, "oom_weights", Phase.WEIGHTS),
     ("oom_mmap", 1, 200_000, "oom_weights", Phase.WEIGHTS),
@@ -493,7 +493,7 @@ def test_a_segfault_while_booting_is_a_crash_in_its_phase() -> None:
     log = log_of("ok")
     log = log[: next(i for i, line in enumerate(log) if "sched_reserve" in line)]
     failure = LLAMA.verdict(exited(-signal.SIGSEGV), log)
-    assert (name(failure), failure.finding.phase) == ("engine_crash", Phase.KV_CACHE)
+    assert (name(failure), failure.finding.phase) == ("engine_crash", Phase.KV)
     assert "killed by signal 11" in failure.finding.explanation
 
 

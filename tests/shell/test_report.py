@@ -110,7 +110,7 @@ def test_trial_rows_tell_every_attempt_in_order() -> None:
     assert [row["attempt"] for row in rows] == list(range(1, 10))
     assert [row["on_front"] for row in rows][:4] == [True, True, False, False]
     assert rows[3]["outcome"] == "oom_kv_cache"
-    assert rows[3]["phase"] == "kv_cache"
+    assert rows[3]["phase"] == "kv"
     assert rows[3]["decode_tok_s"] is None
     assert rows[8]["context"] is None
 

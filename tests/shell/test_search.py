@@ -70,7 +70,7 @@ def ran_out(shortfall_bytes: int) -> Infeasible:
     return Infeasible(
         name=InfeasibleName.OOM_KV_CACHE,
         finding=Finding(
-            phase=Phase.KV_CACHE,
+            phase=Phase.KV,
             cause="cannot allocate",
             explanation="It does not fit.",
             facts=Pairs(shortfall_bytes=shortfall_bytes),

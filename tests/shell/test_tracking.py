@@ -143,7 +143,7 @@ def test_a_failed_attempt_has_no_figures_that_it_did_not_show(
     first, second = run_of(client, study, 1), run_of(client, study, 2)
     assert first.data.metrics == {"shortfall_mib": 1536.0}
     assert first.data.tags["outcome"] == "oom_kv_cache"
-    assert first.data.tags["phase"] == "kv_cache"
+    assert first.data.tags["phase"] == "kv"
     assert "1536 MiB larger" in first.data.tags["mlflow.note.content"]
     assert first.info.status == "FINISHED"
     assert second.data.metrics == {}

@@ -97,7 +97,7 @@ LONG = replace(SHORT, max_tokens=64, silence_timeout_s=1.0)
 
 OUTCOMES: dict[str, tuple[type, str, Phase | None]] = {
     "none": (Measured, "measured", None),
-    "crash-boot": (Broken, "engine_crash", Phase.KV_CACHE),
+    "crash-boot": (Broken, "engine_crash", Phase.KV),
     "segfault-boot": (Broken, "engine_crash", Phase.WEIGHTS),
     "killed-boot": (Broken, "engine_crash", Phase.WEIGHTS),
     "hang-boot": (Broken, "hang_boot", Phase.SPAWN),
@@ -181,7 +181,7 @@ PARTS = {"weights_mib": 400.0, "kv_kib_per_token": 64.0, "draft_mib": 64.0, "com
     [
         ("weights", "oom_weights", Phase.WEIGHTS, 300.5),
         ("draft", "oom_draft_head", Phase.WEIGHTS, 410.25),
-        ("kv_cache", "oom_kv_cache", Phase.KV_CACHE, 480.0),
+        ("kv_cache", "oom_kv_cache", Phase.KV, 480.0),
         ("compute", "oom_compute", Phase.COMPUTE, 500.0),
     ],
 )

@@ -157,11 +157,20 @@ class HostFault:
     finding: Finding
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing:
+    """Nothing happened: a log of an engine that came up, whatever it complained of on the way."""
+
+    finding: Finding
+
+
 Failure: TypeAlias = Infeasible | Unfit | Broken | HostFault
 Outcome: TypeAlias = Measured | Failure
+Diagnosis: TypeAlias = Failure | Nothing
+"""What a log alone can tell."""
 
 
-def kind(outcome: Outcome) -> str:
+def kind(outcome: Outcome | Nothing) -> str:
     """Return the kind of an outcome in one word, as used in tags and tables."""
     match outcome:
         case Measured():
@@ -174,11 +183,19 @@ def kind(outcome: Outcome) -> str:
             return "broken"
         case HostFault():
             return "host_fault"
+        case Nothing():
+            return "none"
 
 
-def name(outcome: Outcome) -> str:
+def name(outcome: Outcome | Nothing) -> str:
     """Return the exact name of an outcome, one of the closed set."""
-    return "measured" if isinstance(outcome, Measured) else outcome.name.value
+    match outcome:
+        case Measured():
+            return "measured"
+        case Nothing():
+            return "none"
+        case _:
+            return outcome.name.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

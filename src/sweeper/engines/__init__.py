@@ -6,14 +6,14 @@ printed into a verdict, without starting, waiting for, or calling anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from sweeper.core.launch import Death, Launch, Phase
 from sweeper.core.memory import Footprint
-from sweeper.core.outcome import Failure
+from sweeper.core.outcome import Diagnosis, Failure, Unfit
 from sweeper.core.pairs import Pairs, Scalar
 from sweeper.core.sample import DraftCounters
 from sweeper.core.space import suggestion
@@ -78,7 +78,7 @@ class Wire:
 
 
 class Engine(Protocol):
-    """What an adapter offers. Every method is pure: the same answer for the same arguments."""
+    """What an adapter offers. Every method is pure, but for `find`, which looks at this host."""
 
     name: str
     simulated: bool
@@ -117,8 +117,26 @@ class Engine(Protocol):
         """Return the facts that a log shows, by name with the unit in it."""
         ...
 
-    def verdict(self, death: Death, log: Sequence[str]) -> Failure:
-        """Return what the end of an engine means, from its log and how the process ended."""
+    def verdict(self, death: Death, log: Iterable[str]) -> Failure:
+        """Return what the end of an engine means, from its log and how the process ended.
+
+        The log may be long: it is read once, from top to bottom, and not kept.
+        """
+        ...
+
+    def diagnose(self, log: Iterable[str], exit_code: int | None) -> Diagnosis:
+        """Return what a log means when nothing else is known of the process.
+
+        `exit_code` is negative for a signal, None where it is not known or the process lives. A
+        log of an engine that came up is Nothing; one of another program is Broken as unknown.
+        """
+        ...
+
+    def contradiction(self, settings: Any, facts: Pairs, props: str | None) -> Unfit | None:
+        """Return in what way that matters the running engine is not what was asked for.
+
+        `facts` is the evidence of its log, `props` the text of its properties page, if it has one.
+        """
         ...
 
     def draft_counters(self, metrics: str) -> DraftCounters | None:

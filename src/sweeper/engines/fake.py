@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, assert_never
 
@@ -17,12 +17,15 @@ from sweeper.core.memory import Footprint
 from sweeper.core.outcome import (
     Broken,
     BrokenName,
+    Diagnosis,
     Failure,
     Finding,
     HostFault,
     HostFaultName,
     Infeasible,
     InfeasibleName,
+    Nothing,
+    Unfit,
 )
 from sweeper.core.pairs import Pairs, Scalar
 from sweeper.core.sample import DraftCounters
@@ -178,9 +181,9 @@ class Fake:
                 facts[f"{found[1]}_bytes"] = _bytes(found[2])
         return Pairs(facts)
 
-    def verdict(self, death: Death, log: Sequence[str]) -> Failure:
+    def verdict(self, death: Death, log: Iterable[str]) -> Failure:
         """Return what the end means: by how the process ended, how far it came, and its words."""
-        reading = _read(log)
+        reading = _read(list(log))
         match death.ended:
             case Ended.NOT_STARTED:
                 return HostFault(
@@ -212,6 +215,34 @@ class Fake:
             case _:
                 assert_never(death.ended)
 
+    def diagnose(self, log: Iterable[str], exit_code: int | None) -> Diagnosis:
+        """Return what a log means when nothing else is known of the process."""
+        lines = list(log)
+        phases = [phase for line in lines if (phase := self.milestone(line)) is not None]
+        ready = Phase.READY in phases
+        if ready and exit_code is None:
+            return Nothing(
+                finding=Finding(phase=Phase.READY, cause="", explanation="It came up and served.")
+            )
+        if not phases and exit_code is None:
+            return Broken(
+                name=BrokenName.UNKNOWN,
+                finding=Finding(
+                    phase=Phase.SPAWN,
+                    cause="",
+                    explanation="This does not read like a log of this engine.",
+                ),
+            )
+        death = Death(ended=Ended.EXITED, after_s=0.0, was_ready=ready, exit_code=exit_code)
+        return self.verdict(death, lines)
+
+    def contradiction(
+        self, settings: Any, facts: Pairs, props: str | None
+    ) -> Unfit | None:  # fmt: skip
+        """Return in what way that matters the running engine is not what was asked for."""
+        del settings, facts, props
+        return None
+
     def draft_counters(self, metrics: str) -> DraftCounters | None:
         """Return speculation's counters; None for a server that does not speculate."""
         values: dict[str, int] = {}
@@ -239,7 +270,7 @@ _MILESTONES = (
     ("fake: settings ", Phase.CONFIG),
     ("fake: loading weights", Phase.WEIGHTS),
     ("fake: loading draft", Phase.WEIGHTS),
-    ("fake: allocating kv_cache", Phase.KV_CACHE),
+    ("fake: allocating kv_cache", Phase.KV),
     ("fake: allocating compute", Phase.COMPUTE),
     ("fake: warming up", Phase.WARMUP),
     ("fake: ready on ", Phase.READY),
@@ -255,7 +286,7 @@ _CANNOT_ALLOCATE = (
 _OOM_BY_KIND = {
     "weights": (Phase.WEIGHTS, InfeasibleName.OOM_WEIGHTS),
     "draft": (Phase.WEIGHTS, InfeasibleName.OOM_DRAFT_HEAD),
-    "kv_cache": (Phase.KV_CACHE, InfeasibleName.OOM_KV_CACHE),
+    "kv_cache": (Phase.KV, InfeasibleName.OOM_KV_CACHE),
     "compute": (Phase.COMPUTE, InfeasibleName.OOM_COMPUTE),
 }
 

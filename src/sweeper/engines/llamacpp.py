@@ -24,12 +24,15 @@ from sweeper.core.memory import Footprint
 from sweeper.core.outcome import (
     Broken,
     BrokenName,
+    Diagnosis,
     Failure,
     Finding,
     HostFault,
     HostFaultName,
     Infeasible,
     InfeasibleName,
+    Nothing,
+    Unfit,
 )
 from sweeper.core.pairs import Pairs, Scalar
 from sweeper.core.sample import DraftCounters
@@ -292,9 +295,9 @@ class LlamaCpp:
         facts.update({name: round(size) for name, size in sizes.items()})
         return Pairs(facts)
 
-    def verdict(self, death: Death, log: Sequence[str]) -> Failure:
+    def verdict(self, death: Death, log: Iterable[str]) -> Failure:
         """Return what the end of a llama.cpp server means: the phase decides, the text refines."""
-        reading = _read(log)
+        reading = _read(list(log))
         if death.ended is Ended.NOT_STARTED:
             return _no_engine(death.detail)
         if death.ended is Ended.PORT_TAKEN or reading.port_taken:
@@ -334,6 +337,34 @@ class LlamaCpp:
             name=BrokenName.ENGINE_CRASH,
             finding=reading.finding(f"the server {how} before it was ready"),
         )
+
+    def diagnose(self, log: Iterable[str], exit_code: int | None) -> Diagnosis:
+        """Return what a log means when nothing else is known of the process."""
+        lines = list(log)
+        phases = [phase for line in lines if (phase := self.milestone(line)) is not None]
+        ready = Phase.READY in phases
+        if ready and exit_code is None:
+            return Nothing(
+                finding=Finding(phase=Phase.READY, cause="", explanation="It came up and served.")
+            )
+        if not phases and exit_code is None:
+            return Broken(
+                name=BrokenName.UNKNOWN,
+                finding=Finding(
+                    phase=Phase.SPAWN,
+                    cause="",
+                    explanation="This does not read like a log of this engine.",
+                ),
+            )
+        death = Death(ended=Ended.EXITED, after_s=0.0, was_ready=ready, exit_code=exit_code)
+        return self.verdict(death, lines)
+
+    def contradiction(
+        self, settings: Any, facts: Pairs, props: str | None
+    ) -> Unfit | None:  # fmt: skip
+        """Return in what way that matters the running engine is not what was asked for."""
+        del settings, facts, props
+        return None
 
     def draft_counters(self, metrics: str) -> DraftCounters | None:
         """Return speculation's counters; None for a server that is too old to have them."""
@@ -423,7 +454,7 @@ _MILESTONES: tuple[tuple[Phase, re.Pattern[str]], ...] = (
     (Phase.READY, re.compile(r"(?:server is )?listening on http|\bmodel loaded$")),
     (Phase.WARMUP, re.compile(r"warming up the model")),
     (Phase.COMPUTE, re.compile(r"reserving \.\.\.|reserve\w*: .*(?:compute|graph)|sched_reserve")),
-    (Phase.KV_CACHE, re.compile(r"constructing llama_context|llama_context: n_ctx\b|kv_cache")),
+    (Phase.KV, re.compile(r"constructing llama_context|llama_context: n_ctx\b|kv_cache")),
     (Phase.WEIGHTS, re.compile(r"loading model tensors|load_tensors|load_model: loading model|"
                                r"llama_model_load|print_info: file")),
     (Phase.CONFIG, re.compile(r"common_params_print_info|llama_server: (?:initializing|build)|"
@@ -453,7 +484,7 @@ _RECOVERED = re.compile(
     r"fitting|find free space in the KV cache",
 )
 _KIND_OF_ALLOCATION: tuple[tuple[Phase, re.Pattern[str]], ...] = (
-    (Phase.KV_CACHE, re.compile(r"buffer for (?:kv|rs) cache")),
+    (Phase.KV, re.compile(r"buffer for (?:kv|rs) cache")),
     (Phase.COMPUTE, re.compile(r"compute (?:pp |tg )?buffers?|graph_reserve|gallocr")),
     (Phase.WEIGHTS, re.compile(r"error loading model|failed to load model|model buffer")),
 )
@@ -465,7 +496,7 @@ _PORT = re.compile(r"couldn't bind|address already in use", re.IGNORECASE)
 
 _MEMORY_NAMES = {
     Phase.WEIGHTS: (InfeasibleName.OOM_WEIGHTS, "the weights"),
-    Phase.KV_CACHE: (InfeasibleName.OOM_KV_CACHE, "the KV cache"),
+    Phase.KV: (InfeasibleName.OOM_KV_CACHE, "the KV cache"),
     Phase.COMPUTE: (InfeasibleName.OOM_COMPUTE, "the compute buffers"),
     Phase.WARMUP: (InfeasibleName.OOM_COMPUTE, "the warm-up"),
 }
