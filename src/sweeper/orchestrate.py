@@ -139,7 +139,8 @@ def run_study(loaded: Loaded, console: Console) -> Summary:
                 loaded=loaded, job=job, folder=folder, store=store, registry=registry,
                 search=search, tracking=tracking, view=view, attempts=list(known),
             )  # fmt: skip
-            ended, interrupted = run.to_the_end()
+            with contextlib.closing(search):
+                ended, interrupted = run.to_the_end()
         return run.conclude(ended, interrupted=interrupted)
 
 

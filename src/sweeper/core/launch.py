@@ -68,6 +68,14 @@ class Launch:
         return f"http://{self.host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attach:
+    """A server that runs already: it is measured, and never stopped."""
+
+    base_url: str
+    health_path: str
+
+
 class Ended(enum.StrEnum):
     """How the supervisor saw an engine end, before anybody has judged why."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import PartialFixedSampler, RandomSampler
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from sweeper.core.memory import MemoryBound, OutOfMemory
@@ -64,9 +65,10 @@ class Search:
         self._bound = MemoryBound()
         self._queue: list[Point] = []
         self._open: dict[int, tuple[Trial, Point]] = {}
+        self._storage = None if storage is None else RDBStorage(f"sqlite:///{storage}")
         self._optuna = optuna.create_study(
             study_name=study.name,
-            storage=None if storage is None else f"sqlite:///{storage}",
+            storage=self._storage,
             directions=["maximize", "maximize"],
             load_if_exists=True,
         )
@@ -83,6 +85,12 @@ class Search:
         )
         self._random = random.Random(f"{study.seed}:{len(known)}")  # noqa: S311 - not for secrets
         self._queue += [point for point in study.enqueue if point not in self._queue]
+
+    def close(self) -> None:
+        """Let go of the storage's file."""
+        if self._storage is not None:
+            self._storage.remove_session()
+            self._storage.engine.dispose()
 
     @property
     def boots(self) -> int:
