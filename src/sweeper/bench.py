@@ -100,9 +100,17 @@ class Client:
             sentences = sentences * count // len(found) + 8
 
     def complete(
-        self, prompt: str | Sequence[int], *, max_tokens: int, purpose: Purpose
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int,
+        purpose: Purpose,
+        timeout_s: float | None = None,
     ) -> Sample | RequestFailure:
-        """Stream one completion and return its timing, or how it failed."""
+        """Stream one completion and return its timing, or how it failed.
+
+        `timeout_s` replaces the workload's limits on the whole request and on silence.
+        """
         workload = self._workload
         body: dict[str, Any] = {
             "model": self._served_name,
@@ -118,16 +126,22 @@ class Client:
             body["seed"] = workload.seed
         began = time.perf_counter()
         try:
-            with self._http.stream("POST", self._wire.completions_path, json=body) as answer:
+            with self._http.stream(
+                "POST",
+                self._wire.completions_path,
+                json=body,
+                timeout=httpx.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s,
+            ) as answer:
                 if answer.status_code != httpx.codes.OK:
                     answer.read()
                     return _refused(answer.status_code, answer.text)
-                return self._sample(answer, purpose, began)
+                limit_s = self._workload.request_timeout_s if timeout_s is None else timeout_s
+                return self._sample(answer, purpose, began, limit_s)
         except httpx.HTTPError as error:
             return _transport(error)
 
     def _sample(
-        self, answer: httpx.Response, purpose: Purpose, began: float
+        self, answer: httpx.Response, purpose: Purpose, began: float, limit_s: float
     ) -> Sample | RequestFailure:
         first: float | None = None
         last = began
@@ -137,7 +151,7 @@ class Client:
         server: dict[str, Scalar] = {}
         finish = ""
         for now, frame in _frames(answer):
-            if now - began > self._workload.request_timeout_s:
+            if now - began > limit_s:
                 return RequestFailure(
                     trouble=RequestTrouble.SILENCE,
                     detail=f"no end after {now - began:.0f} s",

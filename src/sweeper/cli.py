@@ -77,7 +77,7 @@ def _parse(argv: list[str]) -> Call:
             folders.append(rest.pop(0))
         elif each.startswith("--config-dir="):
             folders.append(each.partition("=")[2])
-        elif each.startswith("-"):
+        elif each.startswith("-") and each != "-":
             raise ConfError(
                 f"{each}: there is no such option; there are --config-dir DIR, --help and "
                 "--version, and settings are written KEY=VALUE"
@@ -287,6 +287,44 @@ def _ui(call: Call) -> int:  # noqa: RET503 - the last line never returns
     os.execve(argv[0], argv, {**os.environ, **env})  # noqa: S606 - our own interpreter
 
 
+# --- diagnose ---------------------------------------------------------------------------------
+
+
+def _diagnose(call: Call) -> int:
+    """Name what happened to an engine, from a log that need not be of our making."""
+    from sweeper.diagnose import as_text, diagnose
+    from sweeper.engines import engine_names
+
+    stated: dict[str, str] = {}
+    paths = []
+    for each in call.overrides:
+        key, equals, value = each.partition("=")
+        if equals and key in ("engine", "exit_code", "output"):
+            stated[key] = value
+        else:
+            paths.append(each)
+    if len(paths) != 1:
+        raise ConfError(
+            "diagnose takes one log (- for standard input) and engine=NAME, exit_code=N, "
+            f"output=json; got {len(paths)} logs: {' '.join(paths) or 'none'}"
+        )
+    try:
+        exit_code = int(stated["exit_code"]) if "exit_code" in stated else None
+    except ValueError:
+        raise ConfError(f"exit_code: {stated['exit_code']} is not a whole number") from None
+    if stated.get("output", "text") not in ("text", "json"):
+        raise ConfError(f"output: {stated['output']} is not one of text, json")
+    engine = stated.get("engine")
+    if engine is not None and engine not in engine_names():
+        raise ConfError(f"engine: {engine} is not one of {', '.join(engine_names())}")
+    found = diagnose(paths[0], engine_name=engine, exit_code=exit_code)
+    if stated.get("output") == "json":
+        _print_json(found)
+    else:
+        print(as_text(found))
+    return OK
+
+
 VERBS: dict[str, tuple[Callable[[Call], int], str]] = {
     "run": (_run, "boot, prove and measure until the budget is spent; resumes where it stopped"),
     "plan": (
@@ -295,5 +333,6 @@ VERBS: dict[str, tuple[Callable[[Call], int], str]] = {
     ),
     "show": (_show, "the front and all trials of a study, from disk"),
     "export": (_export, "recipes of the winners (export.format=shell export.pick=all)"),
+    "diagnose": (_diagnose, "what happened to an engine, from its log: diagnose LOG engine=NAME"),
     "ui": (_ui, "the MLflow UI on the study's store"),
 }

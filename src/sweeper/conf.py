@@ -63,6 +63,7 @@ class EngineSchema:
     env: dict[str, str] = field(default_factory=dict)
     extra_args: list[str] = field(default_factory=list)
     boot_timeout_s: float = 600.0
+    first_request_timeout_s: float = 600.0
     stop_timeout_s: float = 10.0
 
 
@@ -290,6 +291,7 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
         env=study.engine_env,
         extra_args=study.engine_extra_args,
         boot_timeout_s=schema.engine.boot_timeout_s,
+        first_request_timeout_s=schema.engine.first_request_timeout_s,
         stop_timeout_s=schema.engine.stop_timeout_s,
         memory_limit_bytes=study.memory_limit_bytes,
     )
@@ -485,6 +487,7 @@ def _study(schema: Schema, space: Space, enqueue: tuple[Point, ...], sources: _S
         raise ConfError(f"workload.{error} ({sources.where(f'workload.{name}')})") from None
     for key, seconds in (
         ("engine.boot_timeout_s", schema.engine.boot_timeout_s),
+        ("engine.first_request_timeout_s", schema.engine.first_request_timeout_s),
         ("engine.stop_timeout_s", schema.engine.stop_timeout_s),
         ("workload.request_timeout_s", schema.workload.request_timeout_s),
         ("workload.silence_timeout_s", schema.workload.silence_timeout_s),

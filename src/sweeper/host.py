@@ -9,11 +9,12 @@ from pathlib import Path
 import psutil
 
 from sweeper.core.pairs import Pairs
+from sweeper.gpu import gpu_facts
 
 
 def host_facts() -> Pairs:
     """Return processor, cores, memory in bytes, kernel and interpreter; no names of people."""
-    return Pairs(
+    return gpu_facts().with_(
         cpu=_cpu_model(),
         cpu_count=len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")

@@ -10,17 +10,25 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from sweeper.conf import Loaded
-from sweeper.core.outcome import Attempt, Broken, HostFault, Infeasible, Measured, kind
+from sweeper.core.outcome import (
+    Attempt,
+    Broken,
+    BrokenName,
+    HostFault,
+    Infeasible,
+    Measured,
+    kind,
+)
 from sweeper.core.pairs import Pairs
 from sweeper.core.study import differences
-from sweeper.engines import ModelFacts
+from sweeper.engines import EngineOptions, ModelFacts
 from sweeper.host import host_facts, load
 from sweeper.models import ModelError, resolve_models
 from sweeper.recipe import write_recipes
@@ -150,10 +158,8 @@ def prepare(loaded: Loaded) -> Job:
     Raises HostCannotError or StudyError with what is missing and what to do.
     """
     found = loaded.engine.find(loaded.options)
-    if isinstance(found, HostFault):
+    if not isinstance(found, EngineOptions):
         raise HostCannotError(found.finding.explanation)
-    if isinstance(found, Infeasible | Broken) or not hasattr(found, "boot_timeout_s"):
-        raise HostCannotError(f"the engine cannot be used: {found}")
     try:
         models = resolve_models(loaded.model)
     except ModelError as error:
@@ -161,14 +167,18 @@ def prepare(loaded: Loaded) -> Job:
     return job_of(loaded, models, found)
 
 
-def job_of(loaded: Loaded, models: dict[str | None, ModelFacts], options: Any) -> Job:
+def job_of(loaded: Loaded, models: dict[str | None, ModelFacts], options: EngineOptions) -> Job:
     """Return the job of a study for models and engine options that were resolved."""
     study = loaded.study
+    folders = {
+        name: str(cache_folder(loaded) / name.lower())
+        for name in loaded.engine.wire.cache_variables
+    }
     return Job(
         study=study.name,
         engine=loaded.engine,
         params=study.engine_params,
-        options=options,
+        options=replace(options, env=Pairs({**folders, **options.env})),
         models=models,
         space=study.space,
         workload=study.workload,
@@ -185,6 +195,14 @@ def _python() -> str:
     with contextlib.suppress(ValueError):
         return str(Path(sys.executable).relative_to(Path.cwd()))
     return sys.executable
+
+
+def cache_folder(loaded: Loaded) -> Path:
+    """Return where the engines of this study cache what they compile.
+
+    A folder of the study's own, so that nothing another version left behind can break it.
+    """
+    return loaded.studies_dir / loaded.study.name / "cache"
 
 
 @contextmanager
@@ -303,6 +321,11 @@ class _Run:
         final = self.store.commit(done)
         self.attempts.append(done)
         self.view.finished(done)
+        if isinstance(done.outcome, Broken) and (
+            done.outcome.name is BrokenName.COMPILE_CACHE_CORRUPT
+        ):
+            # The retry must not find what broke this one.
+            shutil.rmtree(cache_folder(self.loaded), ignore_errors=True)
         if self.tracking is None:
             return
         front = front_of(self.attempts)

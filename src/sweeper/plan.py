@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sweeper.conf import Loaded
+from sweeper.core.launch import Launch
 from sweeper.core.outcome import Attempt, Failure, Measured
 from sweeper.core.pairs import Pairs
 from sweeper.engines import EngineOptions, ModelFacts
@@ -68,8 +69,9 @@ def make_plan(loaded: Loaded, attempts: Sequence[Attempt]) -> dict[str, Any]:
         first.append(
             {
                 "point": dict(point),
-                "command": list(launch.argv),
-                "env": dict(launch.env),
+                "command": list(launch.argv) if isinstance(launch, Launch) else [],
+                "env": dict(launch.env) if isinstance(launch, Launch) else {},
+                "attach": None if isinstance(launch, Launch) else launch.base_url,
                 "memory_parts_bytes": dict(footprint.parts),
                 "memory_needed_bytes": round(footprint.total_bytes + (overhead or 0)),
             }
@@ -169,6 +171,8 @@ def plan_text(plan: dict[str, Any]) -> str:
             f"{name} {_mib(size)}" for name, size in each["memory_parts_bytes"].items() if size
         )
         env = " ".join(f"{name}={shlex.quote(str(v))}" for name, v in each["env"].items())
+        if each["attach"] is not None:
+            env, each["command"] = "", ["(measures the server at", each["attach"] + ")"]
         command = " ".join(filter(None, (env, shlex.join(each["command"]))))
         lines += [
             "",

@@ -19,17 +19,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 import httpx
 import psutil
 
-from sweeper.core.launch import Death, Ended, Launch
+from sweeper import gpu
+from sweeper.core.launch import Attach, Death, Ended, Launch
 
 TOKEN_VARIABLE = "SWEEPER_LAUNCH"  # noqa: S105 - the name of a variable, not a secret
 _POLL_S = 0.05
+_MEMORY_BACK_WITHIN_S = 30.0
+_MEMORY_BACK_TOLERANCE_BYTES = 64 * 2**20
 _SHIM = Path(__file__).with_name("_limited.py")
 
 LineWatcher = Callable[[str], None]
@@ -116,10 +119,14 @@ class Registry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """How an engine went: the time it took in seconds, and whether it had to be killed."""
+    """How an engine went: the time it took in seconds, and whether it had to be killed.
+
+    `held_bytes` is device memory that did not come back in time, None where there is no device.
+    """
 
     took_s: float
     killed: bool
+    held_bytes: int | None = None
 
 
 class Server:
@@ -155,6 +162,42 @@ class Server:
     def complaint(self, detail: str) -> Death:
         """Return the evidence for an engine that lives but failed a request."""
         return self._process.death(Ended.LIVES, was_ready=True, detail=detail)
+
+
+class Attached:
+    """A server that somebody else runs: it is measured, and never stopped."""
+
+    def __init__(self, attach: Attach, ready_after_s: float) -> None:
+        self.base_url = attach.base_url
+        self.ready_after_s = ready_after_s
+        self._attach = attach
+        self._began = time.monotonic()
+
+    def alive(self) -> bool:
+        """Tell whether it still answers."""
+        with httpx.Client(trust_env=False, timeout=5.0) as client:
+            return _healthy(client, self._attach)
+
+    def peak_bytes(self) -> int | None:
+        """Return None: the memory of somebody else's process is not ours to see."""
+        return None
+
+    def death(self, wait_s: float = 2.0) -> Death | None:
+        """Return that it is gone, if it does not answer within `wait_s` seconds."""
+        deadline = time.monotonic() + wait_s
+        while not self.alive():
+            if time.monotonic() >= deadline:
+                return self._evidence(Ended.EXITED, "it answers no longer")
+            time.sleep(_POLL_S)
+        return None
+
+    def complaint(self, detail: str) -> Death:
+        """Return the evidence for a server that lives but failed a request."""
+        return self._evidence(Ended.LIVES, detail)
+
+    def _evidence(self, ended: Ended, detail: str) -> Death:
+        after_s = time.monotonic() - self._began
+        return Death(ended=ended, after_s=after_s, was_ready=True, detail=detail)
 
 
 class _Process:
@@ -311,20 +354,24 @@ def _gone(process: psutil.Process) -> bool:
 class Serving:
     """What `serving` yields: the server or its death, and, afterwards, how the stop went."""
 
-    def __init__(self, result: Server | Death) -> None:
+    def __init__(self, result: Server | Attached | Death) -> None:
         self.result = result
         self.stopped: Stopped | None = None
 
 
 @contextmanager
 def serving(
-    launch: Launch, *, log_path: Path, registry: Registry, watch: LineWatcher
+    launch: Launch | Attach, *, log_path: Path, registry: Registry, watch: LineWatcher
 ) -> Iterator[Serving]:
     """Yield a running server, or how it failed to become one; leaving ends every trace of it.
 
     `watch` is called with each line of the log while it is written. On leaving, the process is
     terminated, then killed, waited for with its whole group, and taken off the registry.
     """
+    if isinstance(launch, Attach):
+        yield Serving(_attached(launch))
+        return
+    baseline = gpu.used_bytes()
     token = secrets.token_hex(16)
     registry.announce(token)
     try:
@@ -346,7 +393,7 @@ def serving(
         outcome = Serving(_until_ready(process))
         yield outcome
     finally:
-        stopped = process.stop()
+        stopped = replace(process.stop(), held_bytes=_held(baseline))
         if outcome is not None:
             outcome.stopped = stopped
         registry.forget(token)
@@ -380,7 +427,41 @@ def _until_ready(process: _Process) -> Server | Death:
             time.sleep(_POLL_S)
 
 
-def _healthy(client: httpx.Client, launch: Launch) -> bool:
+def _attached(attach: Attach) -> Attached | Death:
+    began = time.monotonic()
+    with httpx.Client(trust_env=False, timeout=5.0) as client:
+        if _healthy(client, attach):
+            return Attached(attach, time.monotonic() - began)
+    return Death(
+        ended=Ended.NOT_STARTED,
+        after_s=time.monotonic() - began,
+        was_ready=False,
+        detail=f"nothing answers at {attach.base_url}{attach.health_path}",
+    )
+
+
+def _held(baseline: tuple[int, ...] | None) -> int | None:
+    """Wait until device memory is back where it was; return how much is not, None without any.
+
+    A driver frees a dead process's memory after its exit, and the next boot would find the card
+    still full.
+    """
+    if baseline is None:
+        return None
+    deadline = time.monotonic() + _MEMORY_BACK_WITHIN_S
+    while True:
+        used = gpu.used_bytes()
+        if used is None:
+            return None
+        held = sum(max(now - then, 0) for now, then in zip(used, baseline, strict=False))
+        if held <= _MEMORY_BACK_TOLERANCE_BYTES:
+            return 0
+        if time.monotonic() >= deadline:
+            return held
+        time.sleep(_POLL_S)
+
+
+def _healthy(client: httpx.Client, launch: Launch | Attach) -> bool:
     try:
         return client.get(launch.base_url + launch.health_path).status_code == httpx.codes.OK
     except httpx.HTTPError:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.bench import Client, RequestFailure, RequestTrouble
-from sweeper.core.launch import Death, Launch, Phase
+from sweeper.core.launch import Attach, Death, Launch, Phase
 from sweeper.core.outcome import (
     Attempt,
     Broken,
@@ -32,7 +32,7 @@ from sweeper.core.space import Space
 from sweeper.core.stats import Doubt, Summary, summarise
 from sweeper.core.workload import Workload
 from sweeper.engines import Engine, EngineOptions, ModelFacts
-from sweeper.server import Registry, Server, Serving, free_port, serving
+from sweeper.server import Attached, Registry, Server, Serving, free_port, serving
 
 MODEL_VARIANT = "model.variant"
 """The one thing an axis may set that is not an engine setting: which file of the model."""
@@ -72,8 +72,8 @@ class Job:
                 return self.models[str(point[axis.name])]
         return next(iter(self.models.values()))
 
-    def launch(self, point: Point, port: int) -> Launch:
-        """Return the process that would serve this point."""
+    def launch(self, point: Point, port: int) -> Launch | Attach:
+        """Return the process that would serve this point, or where one serves already."""
         return self.engine.launch(self.settings(point), self.model(point), self.options, port)
 
 
@@ -116,11 +116,17 @@ def attempt(
     run = _Run(job=job, settings=settings, model=model, log=log, watch=watch)
     with serving(launch, log_path=folder / "engine.log", registry=registry, watch=read) as started:
         match started.result:
-            case Server() as server:
+            case Server() | Attached() as server:
                 boot_s = server.ready_after_s
                 outcome = run.measure(server)
             case Death() as death:
                 outcome = job.engine.verdict(death, log)
+    stopped = started.stopped
+    if stopped is not None and stopped.held_bytes:
+        run.notes.append(
+            f"{stopped.held_bytes / 2**20:,.0f} MiB of device memory were still held after the "
+            "engine was gone: the next boot may find less than this one"
+        )
     return Attempt(
         study=job.study,
         number=number,
@@ -128,9 +134,9 @@ def attempt(
         started_at=started_at,
         point=point,
         outcome=outcome,
-        argv=launch.argv,
-        env=launch.env,
-        memory_limit_bytes=launch.memory_limit_bytes,
+        argv=launch.argv if isinstance(launch, Launch) else (),
+        env=launch.env if isinstance(launch, Launch) else Pairs(),
+        memory_limit_bytes=launch.memory_limit_bytes if isinstance(launch, Launch) else None,
         footprint=job.engine.footprint(settings, model),
         timings=Timings(
             boot_s=boot_s,
@@ -143,6 +149,7 @@ def attempt(
             {
                 "name": job.engine.name,
                 "simulated": job.engine.simulated,
+                "attached_to": launch.base_url if isinstance(launch, Attach) else None,
                 **job.engine.evidence(log),
             }
         ),
@@ -165,7 +172,7 @@ def attempt(
         ),
         samples=tuple(run.samples),
         notes=tuple(run.notes),
-        port_argument=launch.port_argument,
+        port_argument=launch.port_argument if isinstance(launch, Launch) else None,
     )
 
 
@@ -186,6 +193,7 @@ class _Run:
         self, *, job: Job, settings: Any, model: ModelFacts, log: list[str], watch: Watch
     ) -> None:
         self.job = job
+        self.settings = settings
         self.window = job.engine.context_tokens(settings)
         self.model = model
         self.log = log
@@ -195,11 +203,13 @@ class _Run:
         self.prove_s: float | None = None
         self.measure_s: float | None = None
 
-    def measure(self, server: Server) -> Outcome:
+    def measure(self, server: Server | Attached) -> Outcome:
         workload = self.job.workload
         with Client(
             server.base_url, self.job.engine.wire, self.model.served_name, workload
         ) as client:
+            if (first := self._first(client, server)) is not None:
+                return first
             began = time.monotonic()
             context = self._prove(client)
             self.prove_s = time.monotonic() - began
@@ -214,6 +224,29 @@ class _Run:
             outcome = self._timed(client, server, context)
             self.measure_s = time.monotonic() - began
             return outcome
+
+    def _first(self, client: Client, server: Server | Attached) -> Failure | None:
+        """Return what is wrong with what runs, seen before anything is measured; None for nothing.
+
+        Health says little: servers die, hang or compile for minutes on their first request, and
+        serve with less than they were asked for.
+        """
+        self.watch(Progress(stage="first request"))
+        sample = client.complete(
+            "Hello",
+            max_tokens=2,
+            purpose=Purpose.FIRST,
+            timeout_s=self.job.options.first_request_timeout_s,
+        )
+        if isinstance(sample, RequestFailure):
+            return self._failed(sample, server, Purpose.FIRST)
+        self.samples.append(sample)
+        server.alive()  # reads what the log has said since
+        return self.job.engine.contradiction(
+            self.settings,
+            self.job.engine.evidence(self.log),
+            client.page(self.job.engine.wire.props_path),
+        )
 
     def _prove(self, client: Client) -> ProvenContext | Unfit | _FailedRequest:
         """Fill the window with one prompt and its answer, then ask for more than it holds."""
@@ -265,7 +298,7 @@ class _Run:
             refuses_more=refuses,
         )
 
-    def _timed(self, client: Client, server: Server, context: ProvenContext) -> Outcome:
+    def _timed(self, client: Client, server: Server | Attached, context: ProvenContext) -> Outcome:
         """Warm up, then measure; every repeat is kept, the warm-up apart."""
         workload, engine = self.job.workload, self.job.engine
         max_tokens = min(workload.max_tokens, max(self.window // 2, 2))
@@ -334,7 +367,9 @@ class _Run:
         page = client.page(self.job.engine.wire.metrics_path)
         return None if page is None else self.job.engine.draft_counters(page)
 
-    def _failed(self, failure: RequestFailure, server: Server, purpose: Purpose) -> Failure:
+    def _failed(
+        self, failure: RequestFailure, server: Server | Attached, purpose: Purpose
+    ) -> Failure:
         """Return what a failed request means: a dead engine is asked first what it died of."""
         if failure.trouble in (
             RequestTrouble.CONNECTION_LOST,

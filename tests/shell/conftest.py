@@ -133,6 +133,7 @@ def fake_job(
         env=env if env is not None else Pairs(),
         boot_timeout_s=boot_timeout_s,
         stop_timeout_s=stop_timeout_s,
+        first_request_timeout_s=workload.silence_timeout_s,
         memory_limit_bytes=memory_limit_bytes,
     )
     return Job(

@@ -161,13 +161,15 @@ def test_an_ending_in_the_measurement_is_told_from_one_in_the_proof(
     # The overflow of the window is refused before it counts as a completion.
     prompt = "word " * 150
     made = tried(
-        ending=ending, ending_after=2, runtime_oom_tokens=100,
+        ending=ending, ending_after=3, runtime_oom_tokens=100,
         workload=replace(SHORT, prompt=prompt),
     )  # fmt: skip
     assert name(made.attempt.outcome) == OUTCOMES[ending][1]
     assert made.facts["failed_during"] == "measure"
-    assert [each.purpose for each in made.attempt.samples] == [Purpose.PROOF, Purpose.WARMUP]
-    assert made.stages == ["boot", "prove", "warm up", "measure"]
+    assert [each.purpose for each in made.attempt.samples] == [
+        Purpose.FIRST, Purpose.PROOF, Purpose.WARMUP,
+    ]  # fmt: skip
+    assert made.stages == ["boot", "first request", "prove", "warm up", "measure"]
     assert made.attempt.timings.measure_s is not None
 
 
@@ -227,7 +229,7 @@ def test_the_proof_fills_the_window_exactly_and_more_is_refused(tried: Bench) ->
 def test_every_run_is_kept_and_the_warm_up_apart(tried: Bench) -> None:
     made = tried(workload=replace(SHORT, warmup_runs=2, runs=3))
     assert [each.purpose for each in made.attempt.samples] == [
-        Purpose.PROOF, *[Purpose.WARMUP] * 2, *[Purpose.MEASURE] * 3,
+        Purpose.FIRST, Purpose.PROOF, *[Purpose.WARMUP] * 2, *[Purpose.MEASURE] * 3,
     ]  # fmt: skip
     assert made.measured.decode_tok_s.n == made.measured.ttft_s.n == 3
     assert made.stages == ["boot", "prove", "warm up", "measure"]

@@ -11,6 +11,7 @@ from sweeper.core.pairs import Pairs
 class Purpose(enum.StrEnum):
     """Why a request was sent."""
 
+    FIRST = "first"
     PROOF = "proof"
     OVERFLOW = "overflow"
     WARMUP = "warmup"

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from sweeper.core.launch import Death, Launch, Phase
+from sweeper.core.launch import Attach, Death, Launch, Phase
 from sweeper.core.memory import Footprint
 from sweeper.core.outcome import Diagnosis, Failure, Unfit
 from sweeper.core.pairs import Pairs, Scalar
@@ -52,6 +51,7 @@ class EngineOptions:
     env: Pairs = Pairs()
     extra_args: tuple[str, ...] = ()
     boot_timeout_s: float = 600.0
+    first_request_timeout_s: float = 600.0
     stop_timeout_s: float = 10.0
     memory_limit_bytes: int | None = None
 
@@ -61,8 +61,9 @@ class Wire:
     """How to talk to the engine over HTTP; paths start with a slash, None where it has no such.
 
     `completion_extras` are added to every measuring request (ignore the end of text, keep the
-    prompt cache out). `tokenize_text_key` and `tokenize_tokens_key` name the fields of the
-    tokenizer endpoint.
+    prompt cache out). `cache_variables` name the environment variables of folders that the engine
+    caches compiled code in: each study gets its own. `tokenize_text_key` and
+    `tokenize_tokens_key` name the fields of the tokenizer endpoint.
     """
 
     health_path: str = "/health"
@@ -70,6 +71,7 @@ class Wire:
     chat_path: str = "/v1/chat/completions"
     metrics_path: str | None = "/metrics"
     props_path: str | None = None
+    cache_variables: tuple[str, ...] = ()
     tokenize_path: str | None = "/tokenize"
     tokenize_text_key: str = "prompt"
     tokenize_tokens_key: str = "tokens"
@@ -105,8 +107,10 @@ class Engine(Protocol):
         """Return what these settings ask of memory, from what is known before a boot."""
         ...
 
-    def launch(self, settings: Any, model: ModelFacts, options: EngineOptions, port: int) -> Launch:
-        """Return the one process that serves the model with these settings."""
+    def launch(
+        self, settings: Any, model: ModelFacts, options: EngineOptions, port: int
+    ) -> Launch | Attach:
+        """Return the one process that serves the model with these settings, or where one is."""
         ...
 
     def milestone(self, line: str) -> Phase | None:
@@ -144,13 +148,26 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Described(Protocol):
+    """An adapter that learns from the study how its engine talks, before all else."""
+
+    def for_study(self, params: Mapping[str, Any]) -> Engine:
+        """Return the adapter for the engine that these parameters describe; raises FieldError."""
+        ...
+
+
 def engine_names() -> tuple[str, ...]:
     """Return the names of all installed adapters."""
+    from importlib.metadata import entry_points
+
     return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINTS)}))
 
 
 def load_engine(name: str) -> Engine:
     """Return the adapter of that name; raises LookupError naming those there are."""
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=ENTRY_POINTS):
         if point.name == name:
             engine: Engine = point.load()()
@@ -160,6 +177,7 @@ def load_engine(name: str) -> Engine:
 
 __all__ = [
     "ENTRY_POINTS",
+    "Described",
     "Engine",
     "EngineOptions",
     "ModelFacts",

@@ -88,6 +88,11 @@ def write_recipes(
 def render(attempt: Attempt, *, form: str, study_folder: Path) -> str:
     """Return the text of one recipe."""
     outcome = _measured(attempt)
+    if not attempt.argv:
+        raise RecipeError(
+            f"attempt {attempt.number} measured a server that somebody else had started, so its "
+            "command is not known"
+        )
     hidden = [name for name, value in attempt.env.items() if _lost(value)]
     return (
         _environment()
