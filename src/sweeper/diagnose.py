@@ -70,8 +70,8 @@ def lines_of(file: IO[bytes]) -> Iterator[str]:
         for line in whole:
             if line:
                 yield line[:_LONGEST_LINE]
-    if rest:
-        yield rest
+    rest = (rest + decoder.decode(b"", final=True)).replace("\r", "\n")
+    yield from (line for line in rest.split("\n") if line)
 
 
 @contextmanager

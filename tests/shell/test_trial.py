@@ -232,7 +232,7 @@ def test_every_run_is_kept_and_the_warm_up_apart(tried: Bench) -> None:
         Purpose.FIRST, Purpose.PROOF, *[Purpose.WARMUP] * 2, *[Purpose.MEASURE] * 3,
     ]  # fmt: skip
     assert made.measured.decode_tok_s.n == made.measured.ttft_s.n == 3
-    assert made.stages == ["boot", "prove", "warm up", "measure"]
+    assert made.stages == ["boot", "first request", "prove", "warm up", "measure"]
 
 
 def test_a_measurement_without_a_warm_up_is_possible(tried: Bench) -> None:
