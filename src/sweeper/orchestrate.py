@@ -160,6 +160,10 @@ def prepare(loaded: Loaded) -> Job:
     found = loaded.engine.find(loaded.options)
     if not isinstance(found, EngineOptions):
         raise HostCannotError(found.finding.explanation)
+    if found.prefix and shutil.which(found.prefix[0]) is None:
+        raise HostCannotError(
+            f"engine.prefix begins with {found.prefix[0]}, and no such program exists"
+        )
     try:
         models = resolve_models(loaded.model)
     except ModelError as error:

@@ -74,7 +74,8 @@ class Job:
 
     def launch(self, point: Point, port: int) -> Launch | Attach:
         """Return the process that would serve this point, or where one serves already."""
-        return self.engine.launch(self.settings(point), self.model(point), self.options, port)
+        launch = self.engine.launch(self.settings(point), self.model(point), self.options, port)
+        return launch.prefixed(self.options.prefix) if isinstance(launch, Launch) else launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,7 @@ def attempt(
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     began = time.monotonic()
     settings, model = job.settings(point), job.model(point)
-    launch = job.engine.launch(settings, model, job.options, free_port())
+    launch = job.launch(point, free_port())
     log: list[str] = []
     boot_s: float | None = None
 
@@ -242,11 +243,23 @@ class _Run:
             return self._failed(sample, server, Purpose.FIRST)
         self.samples.append(sample)
         server.alive()  # reads what the log has said since
-        return self.job.engine.contradiction(
-            self.settings,
-            self.job.engine.evidence(self.log),
-            client.page(self.job.engine.wire.props_path),
-        )
+        facts = self.job.engine.evidence(self.log)
+        if self.window == 0:
+            # The engine was asked to choose: what it chose is what is proven.
+            chosen = facts.get("effective_context_tokens")
+            if not isinstance(chosen, int) or chosen < 2:
+                return Broken(
+                    name=BrokenName.UNKNOWN,
+                    finding=Finding(
+                        phase=Phase.READY,
+                        cause="",
+                        explanation="the engine chose its context and did not say which: name a "
+                        "length instead",
+                    ),
+                )
+            self.window = chosen
+        props = client.page(self.job.engine.wire.props_path)
+        return self.job.engine.contradiction(self.settings, facts, props)
 
     def _prove(self, client: Client) -> ProvenContext | Unfit | _FailedRequest:
         """Fill the window with one prompt and its answer, then ask for more than it holds."""

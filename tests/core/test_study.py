@@ -31,6 +31,7 @@ STUDY = Study(
     engine_name="llamacpp",
     engine_params={"threads": 1},
     engine_env=Pairs(HF_TOKEN="geheim"),
+    engine_prefix=(),
     engine_extra_args=("--verbose",),
     model_name="gemma",
     hardware_name="local",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 import signal
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +17,14 @@ from hypothesis import strategies as st
 
 from sweeper.core.launch import Death, Ended, Phase
 from sweeper.core.memory import Footprint
-from sweeper.core.outcome import BrokenName, HostFault, Infeasible, kind, name
+from sweeper.core.outcome import BrokenName, HostFault, Infeasible, Nothing, Unfit, kind, name
 from sweeper.core.pairs import Pairs
 from sweeper.core.sample import DraftCounters
 from sweeper.core.typed import FieldError
 from sweeper.engines import Engine, EngineOptions, ModelFacts
-from sweeper.engines.llamacpp import KV_BITS, MIB, LlamaCpp, LlamaCppSettings
+from sweeper.engines.contract import EngineContract
+from sweeper.engines.llamacpp import KV_BITS, LlamaCpp, LlamaCppSettings
+from sweeper.engines.llamacpp_log import MIB, read
 
 LLAMA = LlamaCpp()
 LOGS = Path(__file__).parent / "logs" / "llamacpp"
@@ -60,6 +66,22 @@ def lives(detail: str = "HTTP 500: Compute error.") -> Death:
     return Death(ended=Ended.LIVES, after_s=9.0, was_ready=True, detail=detail)
 
 
+# ---- What every adapter promises ---------------------------------------------------------------
+
+
+class TestTheContract(EngineContract):
+    def engine(self) -> Engine:
+        return LlamaCpp()
+
+    def good_log(self) -> Sequence[str]:
+        return log_of("ok")
+
+    def endings(self) -> Iterable[tuple[Death, Sequence[str], str]]:
+        for log, code, limit_kib, ending, _ in REAL:
+            limit = None if limit_kib is None else limit_kib * 1024
+            yield exited(code, limit_bytes=limit), log_of(log), ending
+
+
 # ---- Settings and flags ------------------------------------------------------------------------
 
 
@@ -82,8 +104,8 @@ def test_what_is_not_set_is_left_to_the_engine() -> None:
     argv = flags()
     for flag in (
         "--batch-size", "--ubatch-size", "--gpu-layers", "--n-cpu-moe", "--threads",
-        "--threads-batch", "--threads-http", "--chat-template-kwargs", "--no-mmap", "--no-repack",
-        "--swa-full",
+        "--threads-batch", "--threads-http", "--chat-template-kwargs", "--load-mode", "--no-repack",
+        "--swa-full", "--override-tensor", "--fit-target", "--jinja", "--no-jinja",
     ):  # fmt: skip
         assert flag not in argv
     assert not [flag for flag in argv if flag.startswith("--spec")]
@@ -104,7 +126,91 @@ def test_what_is_set_becomes_a_flag() -> None:
         "--chat-template-kwargs": '{"a": "b c"}',
     }  # fmt: skip
     assert {flag: value(argv, flag) for flag in expected} == expected
-    assert {"--no-mmap", "--no-repack", "--swa-full", "--metrics"} <= set(argv)
+    assert {"--no-repack", "--swa-full", "--metrics"} <= set(argv)
+    assert value(argv, "--load-mode") == "none"
+
+
+def test_the_default_command_line_is_what_every_recipe_shows() -> None:
+    assert flags() == [
+        "--model", "/models/gemma.gguf", "--alias", "gemma", "--host", "127.0.0.1",
+        "--port", "8011", "--ctx-size", "4096", "--parallel", "1", "--cache-type-k", "f16",
+        "--cache-type-v", "f16", "--flash-attn", "auto", "--fit", "off", "--cache-ram", "0",
+        "--metrics", "--no-ui", "--verbosity", "4",
+    ]  # fmt: skip
+
+
+def test_layers_may_be_a_number_or_a_word_and_tensors_may_stay_behind() -> None:
+    assert value(flags(gpu_layers="all"), "--gpu-layers") == "all"
+    assert value(flags(gpu_layers="auto"), "--gpu-layers") == "auto"
+    assert value(flags(gpu_layers=0), "--gpu-layers") == "0"
+    argv = flags(override_tensor="exps=CPU", fit="on", fit_target_mib=2048, kv_offload=False)
+    assert value(argv, "--override-tensor") == "exps=CPU"
+    assert value(argv, "--fit-target") == "2048"
+    assert "--no-kv-offload" in argv
+
+
+def test_a_draft_has_its_own_cache_types_layers_and_sampling() -> None:
+    argv = flags(
+        spec_type="draft-mtp", n_max=3, draft_cache_type_k="q8_0", draft_cache_type_v="turbo3",
+        draft_gpu_layers="all", draft_backend_sampling=False,
+    )  # fmt: skip
+    assert value(argv, "--spec-draft-type-k") == "q8_0"
+    assert value(argv, "--spec-draft-type-v") == "turbo3"
+    assert value(argv, "--spec-draft-ngl") == "all"
+    assert "--no-spec-draft-backend-sampling" in argv
+    assert "--spec-draft-backend-sampling" in flags(
+        spec_type="draft-eagle3", draft_backend_sampling=True
+    )
+
+
+def test_kinds_of_speculation_may_be_combined() -> None:
+    argv = flags(spec_type="draft-dflash,ngram-mod", n_max=6)
+    assert value(argv, "--spec-type") == "draft-dflash,ngram-mod"
+    assert value(argv, "--spec-draft-n-max") == value(argv, "--spec-ngram-mod-n-max") == "6"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "rendered"),
+    [
+        ({"enable_thinking": False, "level": "low"}, '{"enable_thinking": false, "level": "low"}'),
+        ('{"nested": {"a": [1]}}', '{"nested": {"a": [1]}}'),
+    ],
+)
+def test_arguments_of_the_template_are_text_or_a_mapping(kwargs: Any, rendered: str) -> None:
+    argv = flags(chat_template_kwargs=kwargs)
+    assert value(argv, "--chat-template-kwargs") == rendered
+    assert hash(LLAMA.settings({"chat_template_kwargs": kwargs})) is not None
+
+
+def test_a_build_of_2025_is_spoken_to_in_its_own_flags() -> None:
+    draft = ModelFacts(
+        name="m", path="/m", served_name="m", size_bytes=1, sha256="", draft_path="/d"
+    )
+    argv = flags(
+        draft, version=6060, spec_type="draft-simple", n_max=8, n_min=1, p_min=0.5,
+        flash_attn="on", mmap=False, gpu_layers="all", draft_gpu_layers=99,
+        draft_cache_type_k="q4_0",
+    )  # fmt: skip
+    assert value(argv, "--model-draft") == "/d"
+    assert (value(argv, "--draft-max"), value(argv, "--draft-min")) == ("8", "1")
+    assert value(argv, "--draft-p-min") == "0.5"
+    assert value(argv, "--gpu-layers-draft") == "99"
+    assert value(argv, "--cache-type-k-draft") == "q4_0"
+    assert value(argv, "--gpu-layers") == "999"
+    assert {"-fa", "--no-mmap", "--no-webui"} <= set(argv)
+    assert not {"--fit", "--load-mode", "--cache-ram", "--spec-type", "--no-ui", "on"} & set(argv)
+    assert not [flag for flag in argv if flag.startswith("--spec")]
+    assert "-fa" not in flags(version=6060, flash_attn="off")
+
+
+def test_between_the_two_the_flags_of_their_time_are_used() -> None:
+    argv = flags(version=8500, spec_type="ngram-simple", n_max=8, ngram_size=12, fit="on")
+    assert value(argv, "--spec-type") == "ngram-simple"
+    assert (value(argv, "--spec-ngram-size-m"), value(argv, "--spec-ngram-size-n")) == ("8", "12")
+    assert value(argv, "--fit") == "on"
+    assert value(flags(version=11434, mmap=False), "--load-mode") == "none"
+    assert "--no-mmap" in flags(version=9000, mmap=False)
+    assert "--mlock" in flags(version=9000, load_mode="mmap+mlock")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +222,8 @@ def test_what_is_set_becomes_a_flag() -> None:
         ("ngram-mod", "--spec-ngram-mod-n-max", "--spec-ngram-mod-n-match"),
         ("draft-simple", "--spec-draft-n-max", None),
         ("mtp", "--spec-draft-n-max", None),
+        ("draft-dflash", "--spec-draft-n-max", None),
+        ("a-forks-own", "--spec-draft-n-max", None),
     ],
 )
 def test_each_kind_of_speculation_has_its_own_name_for_the_draft_length(
@@ -185,6 +293,12 @@ def test_under_a_limit_arenas_do_not_count_as_memory_unless_the_study_says_so() 
         ({"flash_attn": "maybe"}, "flash_attn"),
         ({"cache_type_q": "f16"}, "cache_type_q"),
         ({"spec_type": None}, "spec_type"),
+        ({"gpu_layers": "some"}, "gpu_layers"),
+        ({"draft_gpu_layers": -2}, "draft_gpu_layers"),
+        ({"mmap": False, "load_mode": "dio"}, "load_mode"),
+        ({"chat_template_kwargs": "[1]"}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": "{no"}, "chat_template_kwargs"),
+        ({"version": 0}, "version"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_its_name(params: dict[str, Any], key: str) -> None:
@@ -195,6 +309,7 @@ def test_a_wrong_setting_is_refused_by_its_name(params: dict[str, Any], key: str
 
 def test_the_slots_share_the_context() -> None:
     assert LLAMA.context_tokens(LlamaCppSettings(context=8192, parallel=4)) == 2048
+    assert LLAMA.context_tokens(LlamaCppSettings(context=8192, parallel=4, kv_unified=True)) == 8192
 
 
 def test_a_program_that_is_not_there_is_a_fault_of_the_host(tmp_path: Path) -> None:
@@ -323,6 +438,8 @@ def test_attention_without_flash_and_full_windows_need_more() -> None:
         {"repack": False},
         {"fit": "on"},
         {"cache_type_k": "tbq3_0"},
+        {"override_tensor": "exps=CPU"},
+        {"load_mode": "dio"},
     ],
 )
 def test_what_moves_memory_in_an_unknown_way_is_never_compared(params: dict[str, Any]) -> None:
@@ -344,11 +461,25 @@ def test_a_log_shows_what_was_allocated() -> None:
     assert dict(LLAMA.evidence(log_of("ok"))) == {
         "engine_version": "b0-unknown",
         "weights_bytes": round(1.63 * MIB),
+        "weights_host_bytes": round(1.63 * MIB),
         "kv_cache_bytes": 16 * MIB,
+        "kv_cache_host_bytes": 16 * MIB,
+        "kv_type_k": "f16",
+        "kv_type_v": "f16",
+        "kv_k_bytes": 8 * MIB,
+        "kv_v_bytes": 8 * MIB,
+        "kv_cells": 4096,
         "compute_bytes": round(6.64 * MIB),
+        "compute_host_bytes": round(6.64 * MIB),
         "output_bytes": 0,
+        "context_tokens": 4096,
+        "ubatch_tokens": 512,
+        "trained_context_tokens": 4096,
+        "layers": 4,
+        "slots": 1,
         "effective_context_tokens": 4096,
         "flash_attention": "enabled",
+        "speculation": "none",
     }
 
 
@@ -369,7 +500,8 @@ def test_a_boot_opens_its_phases_in_order() -> None:
     opened = [phase for line in log_of("ok") if (phase := LLAMA.milestone(line)) is not None]
     first = list(dict.fromkeys(opened))
     assert first == [
-        Phase.CONFIG, Phase.WEIGHTS, Phase.KV, Phase.COMPUTE, Phase.WARMUP, Phase.READY,
+        Phase.CONFIG, Phase.WEIGHTS, Phase.CONTEXT, Phase.KV, Phase.COMPUTE, Phase.WARMUP,
+        Phase.READY,
     ]  # fmt: skip
 
 
@@ -389,17 +521,20 @@ REAL = [
     ("abort_http_thread", ABORT, 230_000, "oom_compute", Phase.CONFIG),
     ("abort_openmp_thread", 1, 340_000, "oom_compute", Phase.WARMUP),
     ("abort_other_thread", ABORT, 320_000, "oom_runtime", Phase.SERVING),
-    ("quantised_v_without_fa", 1, None, "unsupported_combination", None),
+    ("quantised_v_without_fa", 1, None, "unsupported_combination", Phase.CONTEXT),
     ("missing_model", 1, None, "model_not_found_or_gated", None),
     ("corrupt_model", 1, None, "model_not_found_or_gated", None),
-    ("bad_flag", 1, None, "bad_argument", Phase.SPAWN),
-    ("bad_kv_type", 1, None, "bad_argument", Phase.SPAWN),
+    ("bad_flag", 1, None, "bad_argument", Phase.ARGS),
+    ("bad_kv_type", 1, None, "bad_argument", Phase.ARGS),
     ("port_in_use", 1, None, "port_in_use", None),
+    ("gpu_oom_weights", 1, None, "oom_weights", Phase.WEIGHTS),
+    ("gpu_bad_flag", 1, None, "bad_argument", Phase.ARGS),
 ]
+SERVED = ["ok", "gpu_ok", "gpu_cpu_moe", "gpu_fit", "gpu_some_layers", "gpu_one_slot", "gpu_128k"]
 
 
 def test_every_log_that_ends_has_its_verdict_here() -> None:
-    ending = {path.stem for path in LOGS.glob("*.log")} - {"ok", "draft_vocab_mismatch"}
+    ending = {path.stem for path in LOGS.glob("*.log")} - {*SERVED, "draft_vocab_mismatch"}
     assert {each[0] for each in REAL} == ending
 
 
@@ -419,31 +554,264 @@ def test_a_real_log_is_named_by_its_phase_and_its_words(
 
 
 @pytest.mark.parametrize(
-    ("log", "required_mib", "used", "limit"),
+    ("log", "required", "used", "limit"),
     [
-        ("oom_weights", 222.51, 401_477_632, 409_600_000),
-        ("oom_kv_cache", 512.0, 339_439_616, 716_800_000),
-        ("oom_compute", 1322.22, 339_496_960, 716_800_000),
+        ("oom_weights", 233_316_864, 401_477_632, 409_600_000),
+        ("oom_kv_cache", 536_870_912, 339_439_616, 716_800_000),
+        ("oom_compute", 1_386_446_880, 339_496_960, 716_800_000),
     ],
 )
 def test_a_buffer_that_did_not_fit_tells_how_much_was_missing(
-    log: str, required_mib: float, used: int, limit: int
+    log: str, required: int, used: int, limit: int
 ) -> None:
     finding = LLAMA.verdict(exited(1, limit_bytes=limit), log_of(log)).finding
-    required = round(required_mib * MIB)
-    assert dict(finding.facts) == {
+    shown = {key: value for key, value in finding.facts.items() if key.endswith("_bytes")}
+    assert finding.facts["kind"] == log.removeprefix("oom_").removesuffix("_cache")
+    assert shown == {
         "required_bytes": required,
         "limit_bytes": limit,
         "free_bytes": limit - used,
         "shortfall_bytes": required - (limit - used),
     }
-    assert f"{required_mib:.1f} MiB were asked for" in finding.explanation
+    assert f"{required / MIB:.1f} MiB were asked for" in finding.explanation
     assert "too few" in finding.explanation
 
 
 @pytest.mark.parametrize("log", ["abort_http_thread", "abort_openmp_thread", "abort_other_thread"])
 def test_without_a_limit_a_missing_thread_is_not_blamed_on_memory(log: str) -> None:
     assert kind(LLAMA.verdict(exited(ABORT), log_of(log))) == "broken"
+
+
+# ---- Logs alone --------------------------------------------------------------------------------
+
+CASES = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "cases_llamacpp.jsonl").read_text("utf-8").splitlines()
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_a_log_alone_is_named_in_outcome_phase_and_facts(case: dict[str, Any]) -> None:
+    found = LLAMA.diagnose(case["log"].split("\n"), case["exit"])
+    assert name(found) == case["outcome"]
+    assert case["phase"] in (None, found.finding.phase)
+    assert case["facts"].items() <= dict(found.finding.facts).items()
+    assert found.finding.explanation
+
+
+def in_another_dress(line: str, at: int) -> str:
+    """The same line as a build with prefixes says it, in colour, behind a wrapper's name."""
+    prefixes = ("llama-swap-1  | ", "0.01.002.003 E ", "\x1b[31mE\x1b[0m ", "")
+    return f"{prefixes[at % 4]}{line}\r"
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case["outcome"] != "unknown"], ids=lambda case: case["id"]
+)
+def test_prefixes_colours_and_wrappers_change_nothing(case: dict[str, Any]) -> None:
+    dressed = [in_another_dress(line, at) for at, line in enumerate(case["log"].split("\n"))]
+    assert name(LLAMA.diagnose(dressed, case["exit"])) == case["outcome"]
+
+
+@pytest.mark.parametrize("log", SERVED)
+def test_a_real_log_of_a_server_that_came_up_is_nothing(log: str) -> None:
+    for code in (None, 0, -signal.SIGTERM, 143):
+        found = LLAMA.diagnose(log_of(log), code)
+        assert isinstance(found, Nothing)
+        assert found.finding.phase is Phase.READY
+
+
+@pytest.mark.parametrize(("log", "code", "limit_kib", "ending", "phase"), REAL)
+def test_a_real_ending_reads_the_same_when_nothing_but_the_log_is_known(
+    log: str, code: int, limit_kib: int | None, ending: str, phase: Phase | None
+) -> None:
+    if "abort_" in log:
+        return  # without a limit a missing thread is not blamed on memory
+    found = LLAMA.diagnose(log_of(log), code)
+    assert name(found) == ending
+    assert phase in (None, found.finding.phase)
+
+
+def test_a_draft_that_does_not_fit_its_target_is_a_silent_fallback() -> None:
+    found = LLAMA.diagnose(log_of("draft_vocab_mismatch"), None)
+    assert (kind(found), name(found)) == ("unfit", "silent_fallback")
+
+
+def test_a_log_is_streamed_and_what_is_kept_does_not_grow() -> None:
+    def endless() -> Iterator[str]:
+        yield from log_of("gpu_ok")
+        served = [line for line in log_of("gpu_ok") if "slot" in line]
+        yield from itertools.islice(itertools.cycle(served), 20_000)
+        yield "x" * 10_000_000
+
+    reading = read(endless())
+    assert reading.ready
+    assert len(reading.last_line) < 5000
+    assert len(reading.facts) + len(reading.seen) + len(reading.counts) < 60
+
+
+def test_what_ran_out_says_what_to_try() -> None:
+    boot = [
+        "I   - CUDA0   : NVIDIA GeForce RTX 4090 (24080 MiB, 20000 MiB free)",
+        "I load_tensors: loading model tensors, this can take a while...",
+        "I load_tensors:        CUDA0 model buffer size = 14000.00 MiB",
+        "I llama_context: constructing llama_context",
+        "I llama_context: n_ctx                 = 131072",
+        "I llama_context: n_ubatch              = 1024",
+    ]
+    refused = "E x: allocating {} MiB on device 0: cudaMalloc failed: out of memory"
+    kv = LLAMA.diagnose(
+        [*boot, refused.format("12000.00"), "E y: failed to allocate buffer for kv cache"], 1
+    ).finding
+    assert kv.facts["free_bytes"] == 6000 * MIB
+    assert kv.facts["shortfall_bytes"] == 6000 * MIB
+    assert dict(kv.try_next) == {"context": 65536}
+    compute = LLAMA.diagnose(
+        [*boot, refused.format("9000.00"), "E y: failed to allocate compute pp buffers"], 1
+    ).finding
+    assert dict(compute.try_next) == {"ubatch": 512}
+    fitted = "I common_fit_params: successfully fit params to free device memory"
+    draft = LLAMA.diagnose(
+        [fitted, refused.format("1500.50"), "E srv: failed to create MTP context"], 1
+    ).finding
+    assert dict(draft.try_next) == {"fit_target_mib": 1501}
+
+
+# ---- Evidence of GPUs, fitting and forks -------------------------------------------------------
+
+
+def test_sizes_are_summed_over_devices_and_over_classes_of_device() -> None:
+    facts = LLAMA.evidence([
+        "ggml_cuda_init: found 2 CUDA devices (Total VRAM: 48160 MiB):",
+        "load_from_file_impl: using device CUDA0 (NVIDIA A) (0000:01:00.0) - 20000 MiB free",
+        "load_from_file_impl: using device CUDA1 (NVIDIA A) (0000:02:00.0) - 22000 MiB free",
+        "load_tensors: loading model tensors, this can take a while... (mmap = true)",
+        "load_tensors: offloaded 40/65 layers to GPU",
+        "load_tensors:        CUDA0 model buffer size =  8000.00 MiB",
+        "load_tensors:        CUDA1 model buffer size =  7000.00 MiB",
+        "load_tensors:   CPU_Mapped model buffer size =  9000.00 MiB",
+        "llama_context: constructing llama_context",
+        "llama_context:  CUDA_Host  output buffer size =     1.00 MiB",
+        "llama_kv_cache:      CUDA0 KV buffer size =   100.00 MiB",
+        "llama_kv_cache: size =  100.00 MiB (  8192 cells,  40 layers,  1/1 seqs), "
+        "K (q8_0):   60.00 MiB, V (q4_0):   40.00 MiB",
+        "draft acceptance = 0.50000 (   10 accepted /    20 generated), mean len =  2.50",
+        "draft acceptance = 0.25000 (    5 accepted /    20 generated), mean len =  1.50",
+    ])  # fmt: skip
+    expected = {
+        "weights_bytes": 24000 * MIB, "weights_gpu_bytes": 15000 * MIB,
+        "weights_host_bytes": 9000 * MIB, "output_host_bytes": MIB, "kv_cache_gpu_bytes": 100 * MIB,
+        "kv_type_k": "q8_0", "kv_type_v": "q4_0", "kv_cells": 8192, "offloaded_layers": 40,
+        "all_layers": 65, "device_free_bytes": 42000 * MIB,
+        "devices": "CUDA0: NVIDIA A; CUDA1: NVIDIA A",
+        "drafted_tokens": 40, "accepted_tokens": 15, "acceptance": 0.375, "mean_draft_tokens": 1.5,
+    }  # fmt: skip
+    assert {key: facts.get(key) for key in expected} == expected
+
+
+def test_what_fitting_measured_is_not_counted_again() -> None:
+    context = [
+        "llama_context: constructing llama_context",
+        "llama_kv_cache:      CUDA0 KV buffer size =   100.00 MiB",
+        "sched_reserve:      CUDA0 compute buffer size =    50.00 MiB",
+    ]
+    load = [
+        "load_tensors: loading model tensors, this can take a while...",
+        "load_tensors:        CUDA0 model buffer size =  8000.00 MiB",
+    ]
+    decided = [
+        "fit_impl: projected to use 9000 MiB of device memory vs. 8800 MiB of free device memory",
+        "fit_impl: context size reduced from 65536 to 40960 -> need 300 MiB less memory in total",
+        "common_fit_params: successfully fit params to free device memory",
+    ]  # fmt: skip
+    draft = [
+        "common_speculative_init_result: creating MTP draft context against the target model 'x'",
+        "llama_context: constructing llama_context",
+        "llama_kv_cache:      CUDA0 KV buffer size =     7.00 MiB",
+    ]
+    facts = LLAMA.evidence([*load, *context, *decided, *load, *context, *draft])
+    expected = {
+        "weights_bytes": 8000 * MIB, "kv_cache_bytes": 100 * MIB, "compute_bytes": 50 * MIB,
+        "draft_kv_cache_bytes": 7 * MIB, "fit": "fitted", "fit_projected_bytes": 9000 * MIB,
+        "fit_free_bytes": 8800 * MIB, "fit_from_tokens": 65536, "fit_context_tokens": 40960,
+    }  # fmt: skip
+    assert {key: facts.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "version", "build"),
+    [
+        ("build: 6060 (9c35706b) with cc (GCC) 13.2 for x86_64", "6060 (9c35706b) with cc", 6060),
+        ("0.00.001.000 I srv llama_server: build_info: b11434-0c1e570", "b11434-0c1e570", 11434),
+        ("version: 0.1.0-dev (build 10437, commit 16d222fc5)", "0.1.0-dev (build 10437", 10437),
+        ("version: turbo-fork 1.2 (deadbeef)", "turbo-fork 1.2 (deadbeef)", None),
+    ],
+)
+def test_a_version_is_read_from_any_build_and_from_forks(
+    line: str, version: str, build: int | None
+) -> None:
+    facts = LLAMA.evidence([line])
+    assert str(facts["engine_version"]).startswith(version)
+    assert facts.get("engine_build") == build
+
+
+# ---- Asked against effective -------------------------------------------------------------------
+
+
+def props(n_ctx: int, **more: Any) -> str:
+    slot = {"n_ctx": n_ctx, **{key: more.pop(key) for key in ("speculative",) if key in more}}
+    return json.dumps({"default_generation_settings": slot, **more})
+
+
+@pytest.mark.parametrize(
+    ("params", "facts", "page", "ending"),
+    [
+        ({"context": 8192}, {"effective_context_tokens": 4096}, None, "silent_context_truncation"),
+        ({"context": 8192}, {}, props(2048), "silent_context_truncation"),
+        ({"context": 8192, "parallel": 2}, {"effective_context_tokens": 4096}, props(4096), None),
+        ({"context": 5000}, {"effective_context_tokens": 5120}, props(5120), None),
+        ({"context": 4096, "parallel": 2, "kv_unified": True}, {}, props(2048),
+         "silent_context_truncation"),
+        ({"spec_type": "draft-mtp"}, {"speculation_off": "failed to init"}, None,
+         "silent_fallback"),
+        ({"spec_type": "draft-mtp"}, {"speculation": "none"}, None, "silent_fallback"),
+        ({"spec_type": "draft-mtp"}, {"speculation": "draft-mtp"}, props(4096), None),
+        ({"spec_type": "draft-mtp"}, {}, props(4096, speculative=False), "silent_fallback"),
+        ({"spec_type": "ngram-mod"}, {}, props(4096, speculative=False), None),
+        ({"spec_type": "draft-mtp"}, {"drafted_tokens": 400, "accepted_tokens": 0}, None,
+         "draft_ineffective"),
+        ({}, {"speculation": "none"}, None, None),
+        ({"gpu_layers": 99}, {"offloaded_layers": 33, "all_layers": 33}, None, None),
+        ({"gpu_layers": "all"}, {"offloaded_layers": 20, "all_layers": 33}, None,
+         "silent_fallback"),
+        ({"gpu_layers": 24}, {"offloaded_layers": 24, "all_layers": 33}, None, None),
+        ({"gpu_layers": 24}, {"offloaded_layers": 0, "all_layers": 33}, None, "silent_fallback"),
+        ({"gpu_layers": "auto"}, {"offloaded_layers": 0, "all_layers": 33}, None, None),
+        ({"gpu_layers": 24}, {"gpu_ignored": True}, None, "silent_fallback"),
+        ({"gpu_layers": 0}, {"gpu_ignored": True}, None, None),
+        ({"flash_attn": "on"}, {"flash_attention": "disabled"}, None, "silent_fallback"),
+        ({"flash_attn": "auto"}, {"flash_attention": "disabled"}, None, None),
+        ({"cache_type_v": "q8_0"}, {"kv_type_v": "f16"}, None, "silent_fallback"),
+        ({"cache_type_v": "turbo3"}, {"kv_type_v": "tbq3_0"}, None, None),
+        ({"parallel": 4}, {}, props(4096, total_slots=1), "degraded_capacity"),
+        ({}, {}, "not a page", None),
+        ({}, {}, "[1]", None),
+    ],
+)  # fmt: skip
+def test_what_runs_is_compared_with_what_was_asked_for(
+    params: dict[str, Any], facts: dict[str, Any], page: str | None, ending: str | None
+) -> None:
+    found = LLAMA.contradiction(LLAMA.settings(params), Pairs(facts), page)
+    assert (None if found is None else name(found)) == ending
+    assert found is None or (isinstance(found, Unfit) and found.finding.explanation)
+
+
+@pytest.mark.parametrize("log", ["ok", "gpu_ok", "gpu_one_slot"])
+def test_a_real_boot_contradicts_nothing_that_it_was_asked_for(log: str) -> None:
+    window = re.search(r"n_ctx_slot = (\d+)", "\n".join(log_of(log)))
+    assert window is not None
+    asked = LLAMA.settings({"context": int(window[1]), "flash_attn": "auto"})
+    assert LLAMA.contradiction(asked, LLAMA.evidence(log_of(log)), props(int(window[1]))) is None
 
 
 # ---- Verdicts while it serves ------------------------------------------------------------------

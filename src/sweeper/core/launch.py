@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sweeper.core.pairs import Pairs
 
@@ -61,6 +61,15 @@ class Launch:
             raise ValueError(f"an engine binds to loopback only, got {self.host}")
         if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
             raise ValueError(f"a memory limit must be positive, got {self.memory_limit_bytes}")
+
+    def prefixed(self, prefix: tuple[str, ...]) -> Launch:
+        """Return this launch with words before its command: a container, a patching wrapper."""
+        at = self.port_argument
+        return replace(
+            self,
+            argv=(*prefix, *self.argv),
+            port_argument=None if at is None else at + len(prefix),
+        )
 
     @property
     def base_url(self) -> str:

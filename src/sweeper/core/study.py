@@ -44,6 +44,7 @@ class Study:
     engine_name: str
     engine_params: Mapping[str, Any]
     engine_env: Pairs
+    engine_prefix: tuple[str, ...]
     engine_extra_args: tuple[str, ...]
     model_name: str
     hardware_name: str
@@ -58,6 +59,7 @@ class Study:
         space = self.space.described()
         flat: dict[str, Any] = {
             "engine.name": self.engine_name,
+            "engine.prefix": list(self.engine_prefix),
             "engine.extra_args": list(self.engine_extra_args),
             "model.name": self.model_name,
             "hardware.name": self.hardware_name,

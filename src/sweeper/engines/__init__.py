@@ -43,12 +43,14 @@ class EngineOptions:
     """What a study says of the engine beside its settings: where it is and how it is started.
 
     `binary` and `python` are paths found before the study starts. `env` is added to the engine's
-    environment, `extra_args` goes to the end of its command line, both as they are.
+    environment, `prefix` goes before its command line (a container, a wrapper that applies
+    patches), `extra_args` to the end of it, all as they are.
     """
 
     binary: str | None = None
     python: str | None = None
     env: Pairs = Pairs()
+    prefix: tuple[str, ...] = ()
     extra_args: tuple[str, ...] = ()
     boot_timeout_s: float = 600.0
     first_request_timeout_s: float = 600.0
@@ -164,13 +166,19 @@ def engine_names() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINTS)}))
 
 
-def load_engine(name: str) -> Engine:
-    """Return the adapter of that name; raises LookupError naming those there are."""
+def load_engine(name: str, params: Mapping[str, Any] | None = None) -> Engine:
+    """Return the adapter of that name, for a study with these parameters if they are given.
+
+    Raises LookupError naming the adapters there are, and FieldError for a parameter that
+    describes the engine wrongly.
+    """
     from importlib.metadata import entry_points
 
     for point in entry_points(group=ENTRY_POINTS):
         if point.name == name:
             engine: Engine = point.load()()
+            if params is not None and isinstance(engine, Described):
+                return engine.for_study(params)
             return engine
     raise LookupError(f"there is no engine called {name}{suggestion(name, engine_names())}")
 

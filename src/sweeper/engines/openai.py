@@ -564,7 +564,9 @@ class OpenAi:
         for line in log:
             for name, pattern in self._facts:
                 if name not in facts and (found := pattern.search(line)) and found[1] is not None:
-                    facts[name] = _number_or_text(found[1])
+                    # A version is no number: 0.10 is not 0.1.
+                    is_version = name.endswith("version")
+                    facts[name] = found[1].strip() if is_version else _number_or_text(found[1])
         return Pairs(facts)
 
     def verdict(self, death: Death, log: Iterable[str]) -> Failure:
@@ -701,7 +703,7 @@ class _CommandOnly:
 # ---- Signs and verdicts ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Sign:
     """Words that mean an ending; `outcome` None is memory, of which the phase says the name."""
 
