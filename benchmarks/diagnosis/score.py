@@ -3,10 +3,11 @@
     python benchmarks/diagnosis/score.py                         the project's own cases and logs
     python benchmarks/diagnosis/score.py CASES.jsonl [LOGS ...]  other ones in the same form
 
-A case is one JSON object a line: `id`, `engine`, `log` (the decisive lines), `exit` (how it ended,
-in words), `outcome` (the right answer; `benign_*` is `none`) and `decidable` (whether the log and
-the exit are enough). A folder of logs has an `expected.jsonl` with `log`, `engine` (if it is not
-the same for all), `exit_code`, `outcome` and `phase`.
+A case is one JSON object a line: `id`, `engine` (else told by the file's name), `log` (the decisive
+lines), `exit` (the exit code, or how it ended in words; none for what lives), `outcome` (the right
+answer; `benign_*` is `none`), `phase` if it is to be right too, and `decidable` (whether log and
+exit are enough). A folder of logs has an `expected.jsonl` with `log`, `engine` (if the folder's
+name does not tell), `exit_code`, `outcome` and `phase`.
 
 A case that must not be mistaken, whatever its name: infeasible for broken, or the reverse.
 """
@@ -99,12 +100,17 @@ def answers_of_cases(path: Path) -> Iterator[Answer]:
     """Yield our answer to every case of a file."""
     for line in path.read_text().splitlines():
         case = json.loads(line)
-        engine = "vllm" if case["engine"] == "vllm" else "llamacpp"
+        said = case.get("engine", path.stem)
         right = "none" if case["outcome"].startswith("benign") else case["outcome"]
+        log, ended = case["log"], case.get("exit")
         yield _asked(
-            f"{path.stem} {case['id']}", engine, case["log"].splitlines(),
-            exit_code_of(case["exit"]), right, None, decidable=case["decidable"],
-        )  # fmt: skip
+            f"{path.stem} {case['id']}",
+            "vllm" if "vllm" in said else "llamacpp",
+            log.splitlines() if isinstance(log, str) else log,
+            exit_code_of(ended) if isinstance(ended, str) else ended,
+            (right, case.get("phase")),
+            decidable=case.get("decidable", True),
+        )
 
 
 def answers_of_logs(folder: Path) -> Iterator[Answer]:
@@ -114,15 +120,25 @@ def answers_of_logs(folder: Path) -> Iterator[Answer]:
         engine = row.get("engine") or ("llamacpp" if "llamacpp" in folder.name else "vllm")
         with (folder / row["log"]).open("rb") as file:
             yield _asked(
-                f"{folder.name}/{row['log']}", engine, list(lines_of(file)), row["exit_code"],
-                row["outcome"], row.get("phase"), decidable=True,
-            )  # fmt: skip
+                f"{folder.name}/{row['log']}",
+                engine,
+                list(lines_of(file)),
+                row["exit_code"],
+                (row["outcome"], row.get("phase")),
+                decidable=True,
+            )
 
 
 def _asked(
-    label: str, engine: str, log: list[str], exit_code: int | None, right: str,
-    phase: str | None, *, decidable: bool,
-) -> Answer:  # fmt: skip
+    label: str,
+    engine: str,
+    log: list[str],
+    exit_code: int | None,
+    right_answer: tuple[str, str | None],
+    *,
+    decidable: bool,
+) -> Answer:
+    right, phase = right_answer
     found: Any = load_engine(engine).diagnose(log, exit_code)
     return Answer(
         label=label,

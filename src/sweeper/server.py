@@ -159,9 +159,10 @@ class Server:
             time.sleep(_POLL_S)
         return self._process.death(Ended.EXITED, was_ready=True)
 
-    def complaint(self, detail: str) -> Death:
-        """Return the evidence for an engine that lives but failed a request."""
-        return self._process.death(Ended.LIVES, was_ready=True, detail=detail)
+    def complaint(self, detail: str, *, silent: bool = False) -> Death:
+        """Return the evidence for an engine that lives but failed a request, or never answered."""
+        ended = Ended.SILENT if silent else Ended.LIVES
+        return self._process.death(ended, was_ready=True, detail=detail)
 
 
 class Attached:
@@ -191,9 +192,9 @@ class Attached:
             time.sleep(_POLL_S)
         return None
 
-    def complaint(self, detail: str) -> Death:
-        """Return the evidence for a server that lives but failed a request."""
-        return self._evidence(Ended.LIVES, detail)
+    def complaint(self, detail: str, *, silent: bool = False) -> Death:
+        """Return the evidence for a server that lives but failed a request, or never answered."""
+        return self._evidence(Ended.SILENT if silent else Ended.LIVES, detail)
 
     def _evidence(self, ended: Ended, detail: str) -> Death:
         after_s = time.monotonic() - self._began

@@ -390,8 +390,10 @@ class _Run:
             RequestTrouble.ERROR_IN_STREAM,
             # A server that is ending may still close its stream as if all were well.
             RequestTrouble.NO_USAGE,
+            RequestTrouble.SILENCE,
         ):
-            death = server.death() or server.complaint(failure.detail)
+            silent = failure.trouble is RequestTrouble.SILENCE
+            death = server.death() or server.complaint(failure.detail, silent=silent)
             verdict = self.job.engine.verdict(death, self.log)
             facts = {**verdict.finding.facts, "failed_during": purpose.value}
             return replace(verdict, finding=replace(verdict.finding, facts=Pairs(facts)))
@@ -412,8 +414,6 @@ class _Run:
                 return self._unfit(
                     UnfitName.GARBAGE_OUTPUT, f"an empty answer {during}: {failure.detail}"
                 )
-            case RequestTrouble.SILENCE:
-                name, what = BrokenName.HANG_RUNTIME, "the server went silent"
             case _:
                 name, what = BrokenName.UNKNOWN, "the request failed while the server lived on"
         return Broken(

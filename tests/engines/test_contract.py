@@ -15,8 +15,10 @@ from sweeper.engines.contract import EngineContract, _watched
 from sweeper.engines.fake import Fake
 from sweeper.engines.llamacpp import LlamaCpp
 from sweeper.engines.openai import OpenAi
+from sweeper.engines.vllm import Vllm
 
 LLAMACPP_LOGS = Path(__file__).parent / "logs" / "llamacpp"
+VLLM_LOGS = Path(__file__).parent / "logs" / "vllm"
 
 
 def exited(code: int = 1) -> Death:
@@ -25,6 +27,10 @@ def exited(code: int = 1) -> Death:
 
 def llamacpp_log(name: str) -> list[str]:
     return (LLAMACPP_LOGS / f"{name}.log").read_text(errors="replace").splitlines()
+
+
+def vllm_log(name: str) -> list[str]:
+    return (VLLM_LOGS / f"{name}.log").read_text(encoding="utf-8").splitlines()
 
 
 class TestLlamaCpp(EngineContract):
@@ -117,15 +123,23 @@ class TestOpenAiAttached(EngineContract):
 
 class TestVllm(EngineContract):
     def engine(self) -> Engine:
-        adapter = pytest.importorskip("sweeper.engines.vllm")
-        engine: Engine = adapter.Vllm()
-        return engine
+        return Vllm()
 
     def params(self) -> Mapping[str, Any]:
         return {"max_model_len": 4096}
 
     def growing(self) -> Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         yield {"max_model_len": 4096}, {"max_model_len": 8192}
+        yield {"max_num_seqs": 1}, {"max_num_seqs": 8}
+        yield {"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "auto"}
+
+    def good_log(self) -> Sequence[str]:
+        return vllm_log("ok")
+
+    def endings(self) -> Iterable[tuple[Death, Sequence[str], str]]:
+        yield exited(), vllm_log("oom_kv_cache"), "oom_kv_cache"
+        yield exited(), vllm_log("swept_contended"), "gpu_memory_contended"
+        yield exited(2), vllm_log("bad_flag"), "bad_argument"
 
 
 def test_the_contract_sees_an_adapter_that_does_something(tmp_path: Path) -> None:

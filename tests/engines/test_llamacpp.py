@@ -529,8 +529,19 @@ REAL = [
     ("port_in_use", 1, None, "port_in_use", None),
     ("gpu_oom_weights", 1, None, "oom_weights", Phase.WEIGHTS),
     ("gpu_bad_flag", 1, None, "bad_argument", Phase.ARGS),
+    ("gpu_h200_bad_flag", 1, None, "bad_argument", Phase.ARGS),
+    ("gpu_h200_bad_kv_type", 1, None, "bad_argument", Phase.ARGS),
+    ("gpu_h200_quantised_v_without_fa", 1, None, "unsupported_combination", Phase.CONTEXT),
+    ("gpu_h200_cut_model", 1, None, "model_not_found_or_gated", Phase.WEIGHTS),
+    ("gpu_h200_no_mtp_layers", 1, None, "unsupported_combination", Phase.DRAFT),
+    ("gpu_h200_oom_kv", 1, None, "oom_kv_cache", Phase.KV),
+    ("gpu_h200_oom_compute", 1, None, "oom_compute", Phase.COMPUTE),
+    ("gpu_h200_oom_weights", 1, None, "oom_weights", Phase.WEIGHTS),
 ]
-SERVED = ["ok", "gpu_ok", "gpu_cpu_moe", "gpu_fit", "gpu_some_layers", "gpu_one_slot", "gpu_128k"]
+SERVED = [
+    "ok", "gpu_ok", "gpu_cpu_moe", "gpu_fit", "gpu_some_layers", "gpu_one_slot", "gpu_128k",
+    "gpu_h200_fit_serves",
+]  # fmt: skip
 
 
 def test_every_log_that_ends_has_its_verdict_here() -> None:

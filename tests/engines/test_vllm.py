@@ -26,6 +26,7 @@ from sweeper.engines.vllm import GIB, Vllm, VllmSettings
 VLLM = Vllm()
 HERE = Path(__file__).parent
 LOGS = HERE / "logs" / "vllm"
+CPU_LOGS = HERE / "logs" / "vllm_cpu"
 MIB = 2**20
 MODEL = ModelFacts(
     name="m",
@@ -41,8 +42,8 @@ MODEL = ModelFacts(
 QUICK = settings(deadline=None, max_examples=60)
 
 
-def log_of(log: str) -> list[str]:
-    return (LOGS / f"{log}.log").read_text(encoding="utf-8").split("\n")
+def log_of(log: str, folder: Path = LOGS) -> list[str]:
+    return (folder / f"{log}.log").read_text(encoding="utf-8").split("\n")
 
 
 def exited(code: int | None, *, was_ready: bool = False) -> Death:
@@ -77,7 +78,14 @@ def test_what_is_not_set_is_left_to_the_engine() -> None:
     assert flags() == [
         "/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/m",
         "--served-model-name", "m", "--host", "127.0.0.1", "--port", "8011",
+        "--no-enable-prefix-caching",
     ]  # fmt: skip
+
+
+def test_repeats_are_not_answered_from_a_cache_of_prefixes_unless_a_study_wants_it() -> None:
+    assert "--no-enable-prefix-caching" in flags(max_model_len=1)
+    assert "--enable-prefix-caching" in flags(enable_prefix_caching=True)
+    assert not [each for each in flags(enable_prefix_caching=None) if "prefix" in each]
 
 
 def test_what_is_set_becomes_a_flag() -> None:
@@ -474,34 +482,84 @@ def test_counters_of_speculation_are_summed_over_engines() -> None:
 # ---- What a log means: real logs ---------------------------------------------------------------
 
 
+def real_logs() -> Iterator[Any]:
+    for folder in (LOGS, CPU_LOGS):
+        for line in (folder / "expected.jsonl").read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            log = row["log"].removesuffix(".log")
+            yield pytest.param(folder, row, id=f"{folder.name}-{log}")
+
+
+@pytest.mark.parametrize(("folder", "row"), list(real_logs()))
+def test_a_real_log_is_read_right(folder: Path, row: dict[str, Any]) -> None:
+    log, code = log_of(row["log"].removesuffix(".log"), folder), row["exit_code"]
+    right = (row["outcome"], row["phase"])
+    diagnosis = VLLM.diagnose(log, code)
+    assert (name(diagnosis), diagnosis.finding.phase.value) == right
+    if not isinstance(diagnosis, Nothing) and code is not None:
+        verdict = VLLM.verdict(exited(code, was_ready=row["phase"] == "serving"), log)
+        assert (name(verdict), verdict.finding.phase.value) == right
+
+
+def test_every_real_log_has_its_right_answer_written_down() -> None:
+    for folder in (LOGS, CPU_LOGS):
+        rows = (folder / "expected.jsonl").read_text(encoding="utf-8").splitlines()
+        named = sorted(json.loads(each)["log"] for each in rows)
+        assert named == sorted(each.name for each in folder.glob("*.log"))
+
+
 @pytest.mark.parametrize(
     ("log", "code", "ending", "phase"),
     [
-        ("ok", None, "none", "ready"),
-        ("ok_eager", None, "none", "ready"),
-        ("ok_decode_graphs", None, "none", "ready"),
-        ("ok_fp8_kv", None, "none", "ready"),
-        ("ok_mtp", None, "none", "ready"),
         ("ok_stopped", None, "none", "ready"),
-        ("ok_stopped", 0, "none", "ready"),
         ("ok", -15, "none", "ready"),
         ("ok", 1, "engine_died_mid_benchmark", "serving"),
-        ("oom_weights", 1, "oom_weights", "weights"),
-        ("oom_kv_cache", 1, "oom_kv_cache", "kv"),
-        ("oom_capture", 1, "oom_cudagraph_capture", "capture"),
         ("oom_capture", 0, "oom_cudagraph_capture", "capture"),
-        ("bad_flag", 2, "bad_argument", "args"),
-        ("bad_kv_dtype", 2, "bad_argument", "args"),
-        ("window_too_long", 1, "unsupported_combination", "config"),
-        ("no_quant_config", 1, "unsupported_combination", "config"),
     ],
 )
-def test_a_real_log_is_read_right(log: str, code: int | None, ending: str, phase: str) -> None:
+def test_the_exit_code_is_weighed_with_a_real_log(
+    log: str, code: int | None, ending: str, phase: str
+) -> None:
     diagnosis = VLLM.diagnose(log_of(log), code)
     assert (name(diagnosis), diagnosis.finding.phase.value) == (ending, phase)
-    if ending != "none" and not isinstance(diagnosis, Nothing):
-        verdict = VLLM.verdict(exited(code, was_ready="ok" in log), log_of(log))
-        assert (name(verdict), verdict.finding.phase.value) == (ending, phase)
+
+
+def silent(*, was_ready: bool = True) -> Death:
+    return Death(ended=Ended.SILENT, after_s=120.0, was_ready=was_ready, detail="nothing was heard")
+
+
+def test_a_request_that_fills_the_whole_pool_waits_for_ever() -> None:
+    log = log_of("waits_for_ever")
+    assert "Running: 0 reqs, Waiting: 1 reqs" in log[-2]
+    for outcome in (VLLM.verdict(silent(), log), VLLM.diagnose(log, None)):
+        assert (name(outcome), kind(outcome)) == ("degraded_capacity", "unfit")
+        finding = outcome.finding
+        assert finding.phase is Phase.SERVING
+        assert finding.facts == Pairs(waiting=1, kv_pool_tokens=119_264)
+        assert finding.try_next == Pairs(max_model_len=116_864)
+        assert "equally large" in finding.explanation
+        assert "Waiting: 1 reqs" in finding.cause
+
+
+def test_a_damaged_file_a_killed_worker_and_a_pool_too_large_name_their_cause() -> None:
+    killed = VLLM.diagnose(log_of("killed_worker", CPU_LOGS), 0).finding
+    assert "died unexpectedly (exit code: -9)" in killed.cause
+    pool = VLLM.diagnose(log_of("kv_beyond_memory", CPU_LOGS), 1).finding.facts
+    assert pool["requested_bytes"] == 500 * GIB
+    assert pool["free_bytes"] == round(9.61 * GIB)
+    assert pool["shortfall_bytes"] == 500 * GIB - round(9.61 * GIB)
+    weights = VLLM.diagnose(log_of("limit_weights", CPU_LOGS), 1).finding
+    assert weights.facts["requested_bytes"] == 134_217_728
+    assert (
+        VLLM.diagnose(log_of("limit_kv", CPU_LOGS), 1).finding.facts["requested_bytes"] == 3 * GIB
+    )
+
+
+def test_a_boot_on_a_cpu_shows_its_pool_too() -> None:
+    log = log_of("limit_kv", CPU_LOGS)
+    opened = {phase for line in log if (phase := VLLM.milestone(line)) is not None}
+    assert {Phase.WEIGHTS, Phase.KV} <= opened
+    assert VLLM.evidence(log)["kv_cache_bytes"] == 3 * GIB
 
 
 def test_the_numbers_of_a_real_log_lead_on() -> None:
@@ -541,7 +599,7 @@ def exit_code_of(words: str) -> int | None:
 def cases() -> Iterator[Any]:
     for line in (HERE / "cases_vllm.jsonl").read_text(encoding="utf-8").splitlines():
         case = json.loads(line)
-        yield pytest.param(case, id=case["case"].replace(" ", "-"))
+        yield pytest.param(case, id=case["id"].replace(" ", "-"))
 
 
 @pytest.mark.parametrize("case", list(cases()))
@@ -651,7 +709,9 @@ SIGNS = [
     ("profiling", "AssertionError: Error in memory profiling. Initial free memory 10.0 GiB, current free memory 11.5 GiB. This happens when other processes release memory", "gpu_memory_contended", "profiling", {}),
     ("config", "OSError: org/none is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'", "model_not_found_or_gated", "config", {}),
     ("weights", "RuntimeError: Cannot find any model weights with `/models/m`", "model_not_found_or_gated", "config", {}),
-    ("weights", "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer", "model_not_found_or_gated", "config", {}),
+    ("weights", "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer", "model_not_found_or_gated", "weights", {}),
+    ("profiling", "ImportError: kernels.of.somebody is required for this quantization", "unsupported_combination", "profiling", {}),
+    ("weights", "ValueError: Available memory on node 0 (1.0/2.0 GiB) on kv cache allocation is less than requested memory for kv (3.0 GiB).", "oom_kv_cache", "kv", {}),
     ("weights", "RuntimeError: The NVIDIA driver on your system is too old (found version 12020)", "driver_mismatch", "weights", {}),
     ("device", "RuntimeError: Failed to infer device type, please set the environment variable", "driver_mismatch", "device", {}),
     ("profiling", "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device", "driver_mismatch", "profiling", {}),
@@ -817,6 +877,7 @@ def test_an_error_before_a_later_phase_was_survived() -> None:
 
 
 STATS = "(APIServer pid=1) INFO 01-01 00:05:00 [loggers.py:1] Engine 000: Avg prompt throughput: {} tokens/s, Avg generation throughput: {} tokens/s, Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: 1.2%"
+POOL = "(EngineCore pid=2) INFO 01-01 00:00:05 [x.py:1] GPU KV cache size: {} tokens, Maximum concurrency for {} tokens per request: {}x"
 SPEC = "(APIServer pid=1) INFO 01-01 00:05:00 [metrics.py:1] SpecDecoding metrics: "
 
 
@@ -910,6 +971,35 @@ def test_a_single_line_is_enough_where_it_says_enough(
     assert name(VLLM.diagnose([line], code)) == ending
 
 
+@pytest.mark.parametrize(
+    ("phase", "ending"),
+    [
+        ("weights", "oom_weights"),
+        ("profiling", "oom_activation_profiling"),
+        ("kv", "oom_kv_cache"),
+    ],
+)
+def test_the_hosts_memory_is_the_devices_own_where_the_device_is_a_cpu(
+    phase: str, ending: str
+) -> None:
+    line = "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."
+    on_a_card = failed(phase, line)
+    on_a_cpu = [
+        each.replace("(v0.33.0)", "(v0.33.0) with config: device_config=cpu, x")
+        for each in on_a_card
+    ]
+    for log, expected in ((on_a_card, "host_ram_oom"), (on_a_cpu, ending)):
+        outcome = VLLM.diagnose(log, 1)
+        assert name(outcome) == expected
+        assert outcome.finding.facts["requested_bytes"] == 4096
+
+
+def test_a_worker_that_is_gone_without_an_exit_code_is_no_cause() -> None:
+    line = "(EngineCore pid=2) ERROR 01-01 00:00:09 [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: {}), shutting down executor."
+    assert name(VLLM.diagnose([line.format("-9")], 1)) == "engine_died_mid_benchmark"
+    assert name(VLLM.diagnose([line.format("None")], 1)) == "unknown"
+
+
 def test_older_words_of_the_allocator_are_read_too() -> None:
     line = "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 23.65 GiB total capacity; 21.20 GiB already allocated; 1.00 GiB free; 22 GiB reserved)"
     facts = VLLM.diagnose([*boot_to("kv"), line], 1).finding.facts
@@ -954,6 +1044,13 @@ def test_a_long_log_is_read_as_it_comes_and_not_kept() -> None:
         (Death(ended=Ended.LIVES, after_s=9.0, was_ready=True, detail="HTTP 500"), boot_to("ready"), "http_500"),
         (Death(ended=Ended.LIVES, after_s=9.0, was_ready=True, detail="HTTP 400: This model's maximum context length is 64 tokens. However, your prompt contains 70 input tokens"), boot_to("ready"), "http_400_context"),
         (Death(ended=Ended.LIVES, after_s=9.0, was_ready=True, detail="lost"), [*boot_to("ready"), *FATAL, "(EngineCore pid=2) ERROR 01-01 00:09:00 [core.py:1] " + OOM], "oom_runtime"),
+        (silent(), [], "hang_runtime"),
+        (silent(was_ready=False), boot_to("ready"), "hang_runtime"),
+        (silent(), [*boot_to("ready"), STATS.format("0.0", "0.0", 1, 3)], "hang_runtime"),
+        (silent(), [*boot_to("ready"), STATS.format("9.0", "0.1", 0, 2)], "degraded_capacity"),
+        (silent(), [*boot_to("ready"), POOL.format(9000, 1024, "8.79"), STATS.format("0.0", "0.0", 0, 2)], "hang_runtime"),
+        (silent(), [*boot_to("ready"), POOL.format(1040, 1024, "1.02"), STATS.format("0.0", "0.0", 0, 2)], "degraded_capacity"),
+        (silent(), [*boot_to("ready"), *FATAL, "(EngineCore pid=2) ERROR 01-01 00:09:00 [core.py:1] " + OOM], "oom_runtime"),
         (exited(0, was_ready=True), boot_to("ready"), "engine_died_mid_benchmark"),
         (exited(1), [], "unknown"),
         (exited(1), boot_to("weights"), "engine_crash"),

@@ -56,6 +56,7 @@ def study_of(space: Space = SPACE, **changes: Any) -> Study:
         "engine_name": "fake",
         "engine_params": {},
         "engine_env": Pairs(),
+        "engine_prefix": (),
         "engine_extra_args": (),
         "model_name": "demo",
         "hardware_name": "invented",

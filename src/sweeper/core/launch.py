@@ -96,6 +96,8 @@ class Ended(enum.StrEnum):
     """Another process owns the listening socket on its port."""
     NOT_STARTED = "not_started"
     """The operating system could not start it at all."""
+    SILENT = "silent"
+    """It has not ended: it still runs, but sent nothing for as long as it may be silent."""
     LIVES = "lives"
     """It has not ended: it still runs, but a request to it failed (`detail` says how)."""
 

@@ -198,6 +198,15 @@ class Fake:
                 return _port_in_use(reading.phase, death.detail or "the port belongs to another")
             case Ended.LATE:
                 return _late(death, reading)
+            case Ended.SILENT:
+                return Broken(
+                    name=BrokenName.HANG_RUNTIME,
+                    finding=Finding(
+                        phase=Phase.SERVING,
+                        cause=death.detail or "silence",
+                        explanation=f"The server lives, but went silent: {death.detail}.",
+                    ),
+                )
             case Ended.LIVES:
                 return Broken(
                     name=BrokenName.HTTP_500,

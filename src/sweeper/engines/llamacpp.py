@@ -610,6 +610,15 @@ def _ending(reading: Reading, death: Death) -> Failure:
     gave_up = None if served else reading.at_all(Trouble.GAVE_UP)
     if death.ended is Ended.LATE or gave_up is not None:
         return _late(reading, death, gave_up.line if gave_up else None)
+    if death.ended is Ended.SILENT:
+        return Broken(
+            name=BrokenName.HANG_RUNTIME,
+            finding=_finding(
+                reading,
+                f"the server lives, but went silent: {death.detail}",
+                phase=Phase.SERVING,
+            ),
+        )
     if death.ended is Ended.LIVES:
         return Broken(
             name=BrokenName.HTTP_500,

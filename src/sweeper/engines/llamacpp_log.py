@@ -570,7 +570,7 @@ class Reading:
                 continue
             if sign.trouble in _MAY_BE_HARMLESS and _NOT_FATAL.search(line):
                 continue
-            if sign.trouble is Trouble.ARGUMENT and self.phase.order > Phase.CONFIG.order:
+            if sign.trouble is Trouble.ARGUMENT and self.phase.order > Phase.DEVICE.order:
                 continue
             self.ours = self.ours or sign.ours
             self.counts[sign.trouble] = self.counts.get(sign.trouble, 0) + 1

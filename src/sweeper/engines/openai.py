@@ -581,6 +581,13 @@ class OpenAi:
                 )
             case Ended.LATE:
                 return reading.signed(death, own_only=True) or _late(death, reading)
+            case Ended.SILENT:
+                return reading.signed(death) or _failure(
+                    BrokenName.HANG_RUNTIME,
+                    Phase.SERVING,
+                    death.detail or "silence",
+                    f"the server lives, but went silent: {death.detail}",
+                )
             case Ended.LIVES:
                 told = self._read([death.detail], phase=Phase.SERVING)
                 return (

@@ -95,7 +95,9 @@ class VllmSettings:
     spec_extra: Mapping[str, object] | str | None = None
     attention_backend: str | None = None
     moe_backend: str | None = None
-    enable_prefix_caching: bool | None = None
+    # A sweep sends the same prompts again and again: a cache of their prefixes, which the engine
+    # has by default, would answer the repeats from memory and flatter the time to the first token.
+    enable_prefix_caching: bool | None = False
     enable_chunked_prefill: bool | None = None
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
@@ -410,6 +412,8 @@ class Vllm:
                 finding=reading.finding("another process holds the port", death.detail),
             )
         lives = death.ended is Ended.LIVES
+        if death.ended is Ended.SILENT:
+            return _silent(reading, death.detail)
         if (failure := _named(reading, lives=lives)) is not None:
             return failure
         if death.ended is Ended.LATE:
@@ -695,6 +699,7 @@ _MILESTONES: tuple[tuple[Phase, re.Pattern[str]], ...] = (
                                r"Graph capturing finished|CUDA ?graph pool memory")),
     (Phase.KV, re.compile(r"Available KV cache memory|KV cache size:|Maximum concurrency for|"
                           r"memory for KV Cache as specified|Auto-fit max_model_len|"
+                          r"Explicitly set \(.*for KV cache|"
                           r"Overriding num_gpu_blocks|# (?:GPU|CPU|cuda) blocks:")),
     (Phase.DRAFT, re.compile(r"Loading (?:the )?(?:drafter|draft model|speculator)")),
     (Phase.WEIGHTS, re.compile(r"Starting to load model|Loading (?:safetensors|pt|model) (?:"
@@ -818,14 +823,17 @@ _SIGNS: tuple[_Sign, ...] = (
           "the cache of compiled graphs is damaged: remove the torch_compile_cache folder",
           phase=Phase.PROFILING),
     _sign(HostFaultName.MODEL_NOT_FOUND_OR_GATED,
+          r"SafetensorError|[Ee]rror while deserializing header|HeaderTooLarge|"
+          r"MetadataIncompleteBuffer",
+          "a file of the model's weights is damaged", phase=Phase.WEIGHTS, boot=True),
+    _sign(HostFaultName.MODEL_NOT_FOUND_OR_GATED,
           r"gated repo|GatedRepoError|[Aa]ccess to model .* is restricted|"
           r"\b40[13] Client Error|RepositoryNotFoundError|"
           r"Repository Not Found|not a valid model identifier|is not a local folder|"
           r"LocalEntryNotFoundError|EntryNotFoundError|[Cc]ouldn't connect to|OfflineModeIsEnabled|"
           r"[Cc]annot find any model weights|does not appear to have a file named|"
           r"no file named .*(?:safetensors|bin|json)|Incorrect path_or_model_id|"
-          r"HFValidationError|Invalid repository ID or local directory|SafetensorError|"
-          r"[Ee]rror while deserializing header|HeaderTooLarge|MetadataIncompleteBuffer|"
+          r"HFValidationError|Invalid repository ID or local directory|"
           r"Can't load (?:the )?(?:configuration|tokenizer|config)|"
           r"No such file or directory: .*(?:config\.json|safetensors|tokenizer|\.gguf)",
           "the model is missing, damaged, or not open to this user", phase=Phase.CONFIG, boot=True),
@@ -848,7 +856,8 @@ _SIGNS: tuple[_Sign, ...] = (
           r"No available memory for the cache blocks|KV cache is needed|"
           r"To serve at least one request with|larger than the available KV cache memory|"
           r"maximum number of tokens that can be stored in (?:the )?KV cache|"
-          r"[Cc]annot auto-fit max_model_len|not enough (?:GPU )?memory .*even a single token",
+          r"is less than requested memory for kv|[Cc]annot auto-fit max_model_len|"
+          r"not enough (?:GPU )?memory .*even a single token",
           "the KV cache that is left room for does not hold the window", phase=Phase.KV,
           boot=True),
     _sign(InfeasibleName.HOST_RAM_OOM,
@@ -903,6 +912,9 @@ _SIGNS: tuple[_Sign, ...] = (
           r"should have the same vocabulary size",
           "the engine, the model or the card does not support this combination", boot=True,
           raised=True),
+    _sign(InfeasibleName.UNSUPPORTED_COMBINATION,
+          r"(?:ImportError|ModuleNotFoundError): .* is required (?:for|to|by)\b",
+          "the engine lacks a package that these settings need", boot=True, raised=True),
     _sign(BrokenName.BOOT_TIMEOUT,
           r"Timed out waiting for engine (?:core )?processes|Engine (?:core )?process\w* did not "
           r"(?:start|become ready)",
@@ -978,7 +990,11 @@ _UNSPECULATIVE = re.compile(
     r"[Ss]peculative decoding (?:is|was|will be) (?:disabled|ignored|turned off)|"
     r"[Dd]isabling speculative decoding|without speculative decoding"
 )
-_WORKER_GONE = re.compile(r"(?:Worker proc|[Ee]ngine core proc(?:ess)?) \S+ died unexpectedly")
+_WORKER_GONE = re.compile(
+    # Without an exit code it is what a worker that refused its settings leaves behind.
+    r"(?:Worker proc|[Ee]ngine core proc(?:ess)?) \S+ died unexpectedly(?! \(exit code: None)"
+)
+_WORKER_KILLED = re.compile(r"died unexpectedly \(exit code: -\d+\)")
 _LEAST_DRAFTED = 50
 
 
@@ -1092,6 +1108,8 @@ _FACTS: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = tuple(
         ("odel loading took", r"Model loading took " + _AMOUNT, ("weights_bytes",)),
         ("weights took", r"Loading model weights took " + _AMOUNT, ("weights_bytes",)),
         ("Available KV cache", r"Available KV cache memory: " + _AMOUNT, ("kv_cache_bytes",)),
+        ("Explicitly set", r"Explicitly set \(([\d.]*\d) ?/ ?[\d.]+\) ([KMGT]?)i?B for KV cache",
+         ("kv_cache_bytes",)),
         ("reserved", r"reserved " + _AMOUNT + r" memory for KV Cache", ("kv_cache_bytes",)),
         ("KV cache size:", r"KV cache size: ([\d,]+) tokens", ("kv_pool_tokens",)),
         ("aximum concurrency for",
@@ -1236,6 +1254,7 @@ class _Reading:
     observed: str = ""
     unspeculative: str = ""
     worker_gone: str = ""
+    on_cpu: bool = False
     booted: bool = False
     drafts: list[tuple[float, str]] = field(default_factory=list)
     drafted: int | None = None
@@ -1335,6 +1354,8 @@ class _Reading:
             and (_TRUNCATED.search(line) or _CAPPED.search(line))
         ):
             self.observed = line
+        if not self.on_cpu and "device_config=cpu" in line:
+            self.on_cpu = True
         if not self.unspeculative and "peculative" in line and _UNSPECULATIVE.search(line):
             self.unspeculative = line
         if not self.worker_gone and "died" in line and _WORKER_GONE.search(line):
@@ -1437,6 +1458,9 @@ class _Reading:
         )
         if sign is not None and sign.name is HostFaultName.DISK_FULL and self._shares_memory():
             sign = _SHM_SIGN
+        if self.on_cpu and sign is not None and "DefaultCPUAllocator" in text:
+            # The host's memory is the device's own here, so the phase tells what it was for.
+            sign = _MEMORY_SIGN
         if sign is None:
             if self.cause is not None or raised in ("", "ERROR", "CRITICAL"):
                 return
@@ -1575,23 +1599,32 @@ def _named(reading: _Reading, *, lives: bool) -> Failure | None:
     cause = reading.cause
     if cause is None and not lives:
         cause = reading.survived
+    if (failure := _caused(reading, cause, lives=lives)) is not None:
+        return failure
+    if lives and (failure := _service(reading)) is not None:
+        return failure
+    if cause is not None and reading.marked and not cause.up:
+        return _refusal(reading, cause)
+    return None
+
+
+def _caused(reading: _Reading, cause: _Cause | None, *, lives: bool) -> Failure | None:
+    """Return what a cause with a name means, or an engine that died without one."""
     if cause is not None and cause.sign.name != "exception":
         certain = isinstance(cause.sign.name, HostFaultName)
         if certain or reading.marked or reading.kin:
             return _by_sign(reading, cause, lives=lives)
     if reading.died:
+        said = cause.line if cause is not None else reading.worker_gone or reading.died
+        if _WORKER_KILLED.search(reading.worker_gone):
+            said = reading.worker_gone
         return Broken(
             name=BrokenName.ENGINE_DIED_MID_BENCHMARK,
             finding=reading.finding(
-                "the engine behind the server died while it was serving",
-                cause.line if cause is not None else reading.died,
+                "the engine behind the server died while it was serving", said,
                 phase=Phase.SERVING,
             ),
-        )
-    if lives and (failure := _service(reading)) is not None:
-        return failure
-    if cause is not None and reading.marked and not cause.up:
-        return _refusal(reading, cause)
+        )  # fmt: skip
     return None
 
 
@@ -1703,7 +1736,7 @@ def _said(facts: Mapping[str, Scalar]) -> str:
     needed, there = facts.get("kv_needed_bytes"), facts.get("kv_available_bytes")
     if isinstance(needed, int) and isinstance(there, int):
         return f": {needed / GIB:.2f} GiB are needed and {there / GIB:.2f} GiB are there"
-    free, wanted = facts.get("free_bytes"), facts.get("desired_bytes")
+    free, wanted = facts.get("free_bytes"), facts.get("desired_bytes", facts.get("requested_bytes"))
     if isinstance(free, int) and isinstance(wanted, int):
         return f": {free / GIB:.2f} GiB were free and {wanted / GIB:.2f} GiB were wanted"
     return ""
@@ -1713,6 +1746,9 @@ def _said(facts: Mapping[str, Scalar]) -> str:
 
 _FREE_ON_START = re.compile(
     rf"\({_AMOUNT}? ?/ ?{_AMOUNT}\).*?utilization \(([\d.]*\d), {_AMOUNT}\)"
+)
+_FREE_ON_NODE = re.compile(
+    rf"memory on node \d+ \({_AMOUNT}? ?/ ?{_AMOUNT}\).*?requested memory for kv \({_AMOUNT}\)"
 )
 _PROFILE_FREE = re.compile(rf"[Ii]nitial free memory {_AMOUNT}.*?current free memory {_AMOUNT}")
 _NEEDED = re.compile(rf"\(?{_AMOUNT} KV cache is needed.*?KV cache memory \({_AMOUNT}\)")
@@ -1753,6 +1789,15 @@ def _numbers(reading: _Reading, cause: _Cause) -> tuple[dict[str, Scalar], dict[
             wanted = facts["desired_bytes"]
             if isinstance(wanted, int) and wanted > free:
                 facts["shortfall_bytes"] = wanted - free
+    if (found := _FREE_ON_NODE.search(text)) is not None:
+        free, requested = _size(found[1], found[2] or found[4]), _size(found[5], found[6])
+        facts.update(
+            requested_bytes=requested, free_bytes=free, total_bytes=_size(found[3], found[4])
+        )
+        if free is not None and requested is not None and requested > free:
+            facts["shortfall_bytes"] = requested - free
+    if cause.sign.name is InfeasibleName.HOST_RAM_OOM and (found := _TRIED.search(text)):
+        facts["requested_bytes"] = _size(found[1], found[2])
     if (found := _PROFILE_FREE.search(text)) is not None:
         facts["initial_free_bytes"] = _size(found[1], found[2])
         facts["current_free_bytes"] = _size(found[3], found[4])
@@ -1854,6 +1899,8 @@ def _service(reading: _Reading) -> Failure | None:
                     line, phase=Phase.SERVING, facts={"acceptance": best},
                 ),
             )  # fmt: skip
+    if reading.idle_waits and (never := _never_scheduled(reading)) is not None:
+        return never
     stuck = reading.shm_waits >= (2 if reading.up or reading.phase is Phase.SPAWN else 5)
     if reading.idle_waits >= 2 or stuck:
         boot = stuck and not reading.up and reading.phase is not Phase.SPAWN
@@ -1880,6 +1927,62 @@ def _service(reading: _Reading) -> Failure | None:
             ),
         )  # fmt: skip
     return _reduced(reading)
+
+
+_FILLED = 0.98
+"""A window above this share of the KV pool may never be filled; one of this share may."""
+_BLOCK_TOKENS = 16
+
+
+def _silent(reading: _Reading, detail: str) -> Failure:
+    """Return what it means that an engine lives, and sent nothing for as long as it may."""
+    if (failure := _caused(reading, reading.cause, lives=True)) is not None:
+        return failure
+    if (never := _never_scheduled(reading, silent=True)) is not None:
+        return never
+    return Broken(
+        name=BrokenName.HANG_RUNTIME,
+        finding=reading.finding(
+            "it lives, and sent nothing for as long as it may be silent",
+            reading.stats_line or detail, phase=Phase.SERVING,
+        ),
+    )  # fmt: skip
+
+
+def _never_scheduled(reading: _Reading, *, silent: bool = False) -> Unfit | None:
+    """Return that a request waits for ever for a KV pool that it would fill to the last block.
+
+    The log has to show that the window is as large as the pool, or not to show otherwise where
+    the engine was seen to be silent.
+    """
+    *_, running, waiting = reading.stats or (0.0, 0.0)
+    if running > 0 or waiting < 1:
+        return None
+    pool = reading.facts.number("kv_pool_tokens")
+    window = _fact(reading.facts.pairs(), "effective_context_tokens")
+    known = pool is not None and window is not None
+    if not (known or silent):
+        return None
+    facts: dict[str, Scalar] = {"waiting": int(waiting)}
+    following: dict[str, Scalar] = {}
+    why = "most likely the window is as large as the KV pool"
+    if pool is not None:
+        facts["kv_pool_tokens"] = int(pool)
+        smaller = int(pool * _FILLED) // _BLOCK_TOKENS * _BLOCK_TOKENS
+        if window is not None and window <= smaller:
+            return None
+        if smaller > 0:
+            following["max_model_len"] = smaller
+        if window is not None:
+            why = f"the window ({window:.0f} tokens) and the KV pool ({pool:.0f}) are equally large"
+    return Unfit(
+        name=UnfitName.DEGRADED_CAPACITY,
+        finding=reading.finding(
+            f"the scheduler never runs the request: {why}, and a request that fills the window "
+            "cannot be scheduled",
+            reading.stats_line, phase=Phase.SERVING, facts=facts, try_next=following,
+        ),
+    )  # fmt: skip
 
 
 def _too_long(reading: _Reading) -> Unfit:
