@@ -62,6 +62,8 @@ class EngineSchema:
     params: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     prefix: list[str] = field(default_factory=list)
+    detached: bool = False
+    stop_command: list[str] = field(default_factory=list)
     extra_args: list[str] = field(default_factory=list)
     boot_timeout_s: float = 600.0
     first_request_timeout_s: float = 600.0
@@ -282,6 +284,11 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
         enqueue = _enqueued(schema, space)
     except SpaceError as error:
         raise ConfError(f"{error} ({sources.where(error.key)})") from None
+    if schema.engine.detached and not schema.engine.stop_command:
+        raise ConfError(
+            "engine.detached: a server outside our process tree must be stopped by a command: "
+            f"set engine.stop_command too ({sources.where('engine.detached')})"
+        )
     for name in schema.engine.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             key = f"engine.env.{name}"
@@ -294,6 +301,8 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
         python=schema.engine.python,
         env=study.engine_env,
         prefix=study.engine_prefix,
+        detached=schema.engine.detached,
+        stop_command=tuple(schema.engine.stop_command),
         extra_args=study.engine_extra_args,
         boot_timeout_s=schema.engine.boot_timeout_s,
         first_request_timeout_s=schema.engine.first_request_timeout_s,

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import httpx
 import psutil
@@ -59,22 +60,23 @@ class Registry:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def _read(self) -> dict[str, dict[str, float | int | None]]:
+    def _read(self) -> dict[str, dict[str, Any]]:
         try:
-            entries: dict[str, dict[str, float | int | None]] = json.loads(self._path.read_text())
+            entries: dict[str, dict[str, Any]] = json.loads(self._path.read_text())
         except FileNotFoundError:
             return {}
         return entries
 
-    def _write(self, entries: dict[str, dict[str, float | int | None]]) -> None:
+    def _write(self, entries: dict[str, dict[str, Any]]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps(entries, indent=1))
         partial.replace(self._path)
 
-    def announce(self, token: str) -> None:
-        """Record that a process with this token is about to be started."""
-        self._write({**self._read(), token: {"pid": None, "created": None}})
+    def announce(self, token: str, stop_command: tuple[str, ...] = ()) -> None:
+        """Record that a process with this token is about to be started, and what stops it."""
+        entry = {"pid": None, "created": None, "stop_command": list(stop_command)}
+        self._write({**self._read(), token: entry})
 
     def confirm(self, token: str, pid: int) -> None:
         """Record the process that was started under this token."""
@@ -82,7 +84,9 @@ class Registry:
             created: float | None = psutil.Process(pid).create_time()
         except psutil.NoSuchProcess:
             created = None
-        self._write({**self._read(), token: {"pid": pid, "created": created}})
+        entries = self._read()
+        entries[token] = {**entries.get(token, {}), "pid": pid, "created": created}
+        self._write(entries)
 
     def forget(self, token: str) -> None:
         """Record that nothing of this token is left."""
@@ -110,6 +114,8 @@ class Registry:
                 if process.status() != psutil.STATUS_ZOMBIE:
                     process.kill()
                     ended.append(process)
+        for entry in entries.values():
+            _run_to_stop(tuple(entry.get("stop_command") or ()))
         deadline = time.monotonic() + 10.0
         while not all(_gone(process) for process in ended) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -211,6 +217,7 @@ class _Process:
         self.peak: int | None = None
         self._watch = watch
         self._log_path = log_path
+        self.port_was_free = not _answers(launch)
         self._partial_line = ""
         # Of a character that is half written the other half is waited for.
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -272,7 +279,13 @@ class _Process:
         return self.peak
 
     def owns_port(self) -> bool | None:
-        """Tell whether the listening socket on our port is ours; None while nobody listens."""
+        """Tell whether the listening socket on our port is ours; None while nobody listens.
+
+        A detached server's socket is nobody's in our tree: it counts as ours if nobody had the
+        port when it was started.
+        """
+        if self.launch.detached:
+            return self.port_was_free
         try:
             root = psutil.Process(self.popen.pid)
             family = [root, *root.children(recursive=True)]
@@ -286,10 +299,7 @@ class _Process:
                         and connection.laddr.port == self.launch.port
                     ):
                         return True
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.settimeout(1.0)
-            answered = probe.connect_ex((self.launch.host, self.launch.port)) == 0
-        return False if answered else None
+        return False if _answers(self.launch) else None
 
     def death(self, ended: Ended, *, was_ready: bool, detail: str = "") -> Death:
         self.sample_peak()
@@ -326,6 +336,7 @@ class _Process:
                 with contextlib.suppress(psutil.Error):
                     process.kill()  # compares start times first, so a reused pid is safe
             self.popen.wait()
+            _run_to_stop(self.launch.stop_command)
             self._wait(family, time.monotonic() + 10.0)
             self._log.close()
         return Stopped(took_s=time.monotonic() - began, killed=killed)
@@ -342,6 +353,30 @@ class _Process:
         if self.popen.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.popen.pid, number)
+
+
+def _answers(launch: Launch) -> bool:
+    """Tell whether anybody listens on the launch's port."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((launch.host, launch.port)) == 0
+
+
+def _run_to_stop(command: tuple[str, ...]) -> None:
+    """Run a study's own command that removes a server which is not in our process tree.
+
+    What it says is not ours to judge: it fails where the server went by itself.
+    """
+    if command:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(  # noqa: S603 - the words of the study, without a shell
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=60.0,
+                check=False,
+            )
 
 
 def _gone(process: psutil.Process) -> bool:
@@ -374,7 +409,7 @@ def serving(
         return
     baseline = gpu.used_bytes()
     token = secrets.token_hex(16)
-    registry.announce(token)
+    registry.announce(token, launch.stop_command)
     try:
         process = _Process(launch, log_path, token, watch)
     except OSError as error:

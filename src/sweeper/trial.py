@@ -75,7 +75,13 @@ class Job:
     def launch(self, point: Point, port: int) -> Launch | Attach:
         """Return the process that would serve this point, or where one serves already."""
         launch = self.engine.launch(self.settings(point), self.model(point), self.options, port)
-        return launch.prefixed(self.options.prefix) if isinstance(launch, Launch) else launch
+        if isinstance(launch, Attach):
+            return launch
+        return launch.wrapped(
+            self.options.prefix,
+            detached=self.options.detached,
+            stop_command=self.options.stop_command,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

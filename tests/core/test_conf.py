@@ -263,6 +263,7 @@ FILE = "(in conf/study/mine.yaml)"
         ("engine: {nmae: x}\n", ["engine.nmae: unknown key (did you mean name?)"]),
         ("engine: {params: {contxt: 4}}\n", ["engine.params.contxt: ", "did you mean context?"]),
         ("engine: {env: {A B: x}}\n", ["engine.env.A B: is not a name"]),
+        ("engine: {detached: true}\n", ["engine.detached", "engine.stop_command"]),
         ("engine: {boot_timeout_s: soon}\n", ["engine.boot_timeout_s: ", "'soon'"]),
         ("engine: {boot_timeout_s: 0}\n", ["engine.boot_timeout_s: must be", "above 0"]),
         # the rest

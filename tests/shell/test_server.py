@@ -390,7 +390,7 @@ def test_an_engine_announced_but_never_confirmed_is_found_by_its_token(
     tmp_path: Path, registry: Registry, sleeper: subprocess.Popen[bytes]
 ) -> None:
     registry.announce("known")
-    assert registered(tmp_path) == {"known": {"pid": None, "created": None}}
+    assert registered(tmp_path)["known"]["pid"] is None
     assert registry.reap() == (sleeper.pid,)
     assert sleeper.wait() == -signal.SIGKILL
 
@@ -452,3 +452,83 @@ def test_sigterm_to_an_orchestrator_ends_its_engine(tmp_path: Path, mark: str) -
     assert "KeyboardInterrupt" in complaint
     assert wait_until(lambda: gone(engine.pid), "the engine to be gone", deadline_s=1.0)
     assert registered(tmp_path) == {}
+
+
+# ---- Servers outside our process tree ----------------------------------------------------------
+
+# What the client of a container engine does: the server is somebody else's child, without our
+# environment, and the client stays until it ends.
+CONTAINER = """
+import os, subprocess, sys, time
+env = {k: v for k, v in os.environ.items() if k != "SWEEPER_LAUNCH"}
+starter = (
+    "import os, subprocess, sys;"
+    "p = subprocess.Popen(sys.argv[2:], start_new_session=True);"
+    "open(sys.argv[1], 'w').write(str(p.pid)); os._exit(0)"
+)
+subprocess.run([sys.executable, "-c", starter, sys.argv[1], *sys.argv[2:]], env=env, check=True)
+pid = int(open(sys.argv[1]).read())
+while os.path.exists(f"/proc/{pid}"):
+    time.sleep(0.02)
+"""
+REMOVE = """
+import os, signal, sys
+try:
+    os.kill(int(open(sys.argv[1]).read()), signal.SIGKILL)
+except (OSError, ValueError):
+    sys.exit(1)
+"""
+
+
+def contained(tmp_path: Path, mark: str) -> Launch:
+    (tmp_path / "container.py").write_text(CONTAINER)
+    (tmp_path / "remove.py").write_text(REMOVE)
+    pid = str(tmp_path / "{port}.pid")
+    return fake_launch(mark, stop_timeout_s=0.3).wrapped(
+        (sys.executable, str(tmp_path / "container.py"), pid),
+        detached=True,
+        stop_command=(sys.executable, str(tmp_path / "remove.py"), pid),
+    )
+
+
+def test_a_server_in_a_container_is_ours_and_its_command_removes_it(
+    tmp_path: Path, registry: Registry, mark: str
+) -> None:
+    launch = contained(tmp_path, mark)
+    assert str(launch.port) in launch.argv[2]
+    assert launch.argv[launch.port_argument or 0] == str(launch.port)
+    with serving(
+        launch, log_path=tmp_path / "engine.log", registry=registry, watch=ignore
+    ) as started:
+        assert isinstance(started.result, Server)
+        assert httpx.get(f"{started.result.base_url}/health", trust_env=False).status_code == 200
+    assert nobody_listens(launch.port)
+    assert engines_of(mark) == []
+    assert registered(tmp_path) == {}
+
+
+def test_a_container_that_a_killed_run_left_is_removed_by_its_command(
+    tmp_path: Path, registry: Registry, mark: str
+) -> None:
+    launch = contained(tmp_path, mark)
+    left = subprocess.Popen(launch.argv[3:], env={**os.environ, MARK: mark})
+    (tmp_path / f"{launch.port}.pid").write_text(str(left.pid))
+    registry.announce("killed", launch.stop_command)
+    registry.reap()
+    assert left.wait(timeout=10) == -signal.SIGKILL
+    assert registered(tmp_path) == {}
+
+
+def test_a_stranger_on_the_port_of_a_container_is_not_taken_for_it(
+    tmp_path: Path, registry: Registry, mark: str
+) -> None:
+    launch = contained(tmp_path, mark)
+    stranger = fake_launch(mark, port=launch.port)
+    with (
+        serving(
+            stranger, log_path=tmp_path / "one.log", registry=Registry(tmp_path / "1"), watch=ignore
+        ) as first,
+        serving(launch, log_path=tmp_path / "two.log", registry=registry, watch=ignore) as second,
+    ):
+        assert isinstance(first.result, Server)
+        assert isinstance(second.result, Death)

@@ -39,6 +39,8 @@ class Launch:
     `argv` and `env` (added to the inherited environment) are exactly what runs;
     `memory_limit_bytes` is an address-space limit on the process, or None. Times in seconds.
     `port_argument` is the index in `argv` of the port, where it is an argument of its own.
+    `detached` says that the server will run outside the process tree of what is started, as in a
+    container; `stop_command` is then what makes sure that it is gone.
     """
 
     argv: tuple[str, ...]
@@ -50,6 +52,8 @@ class Launch:
     stop_timeout_s: float = 10.0
     memory_limit_bytes: int | None = None
     port_argument: int | None = None
+    detached: bool = False
+    stop_command: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         at = self.port_argument
@@ -62,13 +66,24 @@ class Launch:
         if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
             raise ValueError(f"a memory limit must be positive, got {self.memory_limit_bytes}")
 
-    def prefixed(self, prefix: tuple[str, ...]) -> Launch:
-        """Return this launch with words before its command: a container, a patching wrapper."""
+    def wrapped(
+        self, prefix: tuple[str, ...], *, detached: bool, stop_command: tuple[str, ...]
+    ) -> Launch:
+        """Return this launch with words before its command: a container, a patching wrapper.
+
+        `{port}` in a word stands for the port, so that each launch can have a name of its own.
+        """
         at = self.port_argument
+
+        def filled(words: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(word.replace("{port}", str(self.port)) for word in words)
+
         return replace(
             self,
-            argv=(*prefix, *self.argv),
+            argv=(*filled(prefix), *self.argv),
             port_argument=None if at is None else at + len(prefix),
+            detached=detached,
+            stop_command=filled(stop_command),
         )
 
     @property

@@ -44,13 +44,16 @@ class EngineOptions:
 
     `binary` and `python` are paths found before the study starts. `env` is added to the engine's
     environment, `prefix` goes before its command line (a container, a wrapper that applies
-    patches), `extra_args` to the end of it, all as they are.
+    patches), `extra_args` to the end of it. With `detached` the server runs outside the process
+    tree of what is started, and `stop_command` makes sure it is gone: `docker rm -f NAME`.
     """
 
     binary: str | None = None
     python: str | None = None
     env: Pairs = Pairs()
     prefix: tuple[str, ...] = ()
+    detached: bool = False
+    stop_command: tuple[str, ...] = ()
     extra_args: tuple[str, ...] = ()
     boot_timeout_s: float = 600.0
     first_request_timeout_s: float = 600.0
