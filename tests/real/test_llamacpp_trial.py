@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -16,17 +17,28 @@ import pytest
 from tests.tiny_gguf import write_tiny_gguf
 
 from sweeper.conf import load
-from sweeper.core.outcome import Attempt, Infeasible, InfeasibleName, Measured, Unfit, UnfitName
+from sweeper.core.launch import Phase
+from sweeper.core.outcome import (
+    Attempt,
+    HostFault,
+    HostFaultName,
+    Infeasible,
+    InfeasibleName,
+    Measured,
+    Unfit,
+    UnfitName,
+)
 from sweeper.core.pairs import Pairs, Point
 from sweeper.core.sample import Purpose
-from sweeper.orchestrate import prepare
+from sweeper.orchestrate import StudyError, prepare
 from sweeper.places import conf_dirs
 from sweeper.recipe import write_recipes
-from sweeper.server import TOKEN_VARIABLE, Registry, free_port
+from sweeper.server import Registry, free_port
 from sweeper.trial import Job, attempt
 
 pytestmark = pytest.mark.llamacpp
 
+MARK = "SWEEPER_TEST_FOLDER"
 STUDY = """
 # @package _global_
 defaults:
@@ -53,16 +65,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def job(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SWEEPER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def job(model: Path, tmp_path: Path, cache: Path) -> Job:
+    del cache
     return _job(model, tmp_path, limit="600MiB")
 
 
-def _job(model: Path, folder: Path, *, limit: str) -> Job:
+def _job(model: Path, folder: Path, *, limit: str, overrides: Sequence[str] = ()) -> Job:
     studies = folder / "conf" / "study"
     studies.mkdir(parents=True, exist_ok=True)
     (studies / "tiny.yaml").write_text(STUDY.format(model=model, limit=limit).lstrip())
-    return prepare(load(["+study=tiny"], conf_dirs(cwd=folder)))
+    mark = f"+engine.env.{MARK}='{folder}'"
+    return prepare(load(["+study=tiny", mark, *overrides], conf_dirs(cwd=folder)))
 
 
 def _attempt(job: Job, point: Point, folder: Path) -> Attempt:
@@ -83,11 +102,12 @@ def _point(
     return Pairs(context=context, n_max=n_max, flash_attn=flash_attn, kv_type=kv_type)
 
 
-def _engines_left() -> list[int]:
+def _engines_left(folder: Path) -> list[int]:
+    """Return the processes that carry this test's mark; others may run engines beside us."""
     left = []
     for process in psutil.process_iter():
         try:
-            if TOKEN_VARIABLE in process.environ():
+            if process.environ().get(MARK) == str(folder):
                 left.append(process.pid)
         except psutil.Error:
             continue
@@ -106,7 +126,7 @@ def test_a_real_server_is_measured_with_every_token_of_its_window(job: Job, tmp_
     assert done.outcome.decode_tok_s.n == 3
     assert done.engine["effective_context_tokens"] == 1024
     assert str(done.engine["engine_version"]).startswith("xllamacpp")
-    assert _engines_left() == []
+    assert _engines_left(tmp_path) == []
 
 
 def test_the_kv_cache_that_the_engine_prints_is_the_one_that_was_predicted(
@@ -145,7 +165,64 @@ def test_a_context_beyond_the_limit_really_runs_out_of_memory_for_the_kv_cache(
     assert isinstance(required, int)
     assert isinstance(free, int)
     assert missing == required - free > 0
-    assert _engines_left() == []
+    assert _engines_left(tmp_path) == []
+
+
+def test_weights_beyond_the_limit_really_run_out_of_memory(tmp_path: Path, cache: Path) -> None:
+    del cache
+    large = write_tiny_gguf(
+        tmp_path / "large.gguf", layers=8, embedding=512, feed_forward=4096, heads=8
+    )
+    job = _job(
+        large, tmp_path, limit="300MiB", overrides=["+engine.params.mmap=false", "enqueue=[]"]
+    )
+    done = _attempt(job, _point(), tmp_path)
+    assert isinstance(done.outcome, Infeasible), done.outcome
+    assert done.outcome.name is InfeasibleName.OOM_WEIGHTS
+    assert done.outcome.finding.phase is Phase.WEIGHTS
+
+
+def test_buffers_beyond_the_limit_really_run_out_of_memory_for_compute(
+    model: Path, tmp_path: Path, cache: Path
+) -> None:
+    del cache
+    wide = ["+engine.params.batch=8192", "+engine.params.ubatch=8192", "space.context=[8192]"]
+    job = _job(model, tmp_path, limit="600MiB", overrides=wide)
+    done = _attempt(job, _point(context=8192, flash_attn="off"), tmp_path)
+    assert isinstance(done.outcome, Infeasible), done.outcome
+    assert done.outcome.name is InfeasibleName.OOM_COMPUTE
+    assert done.outcome.finding.facts["required_bytes"] > done.outcome.finding.facts["free_bytes"]
+
+
+def test_a_model_that_is_cut_off_is_a_fault_of_the_host_and_not_of_the_point(
+    model: Path, tmp_path: Path, cache: Path
+) -> None:
+    del cache
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(model.read_bytes()[:-100_000])
+    done = _attempt(_job(cut, tmp_path, limit="600MiB"), _point(), tmp_path)
+    assert isinstance(done.outcome, HostFault), done.outcome
+    assert done.outcome.name is HostFaultName.MODEL_NOT_FOUND_OR_GATED
+
+
+def test_a_missing_model_is_refused_before_anything_boots(tmp_path: Path, cache: Path) -> None:
+    del cache
+    with pytest.raises(StudyError, match="there is no file"):
+        _job(tmp_path / "nowhere.gguf", tmp_path, limit="600MiB")
+
+
+def test_a_draft_of_another_vocabulary_serves_without_speculation_and_must_not_win(
+    model: Path, tmp_path: Path, cache: Path
+) -> None:
+    del cache
+    other = write_tiny_gguf(tmp_path / "other.gguf", vocab_size=2048)
+    job = _job(
+        model, tmp_path, limit="900MiB",
+        overrides=[f"model.draft_path={other}", "engine.params.spec_type=draft-simple"],
+    )  # fmt: skip
+    done = _attempt(job, _point(context=1024, n_max=8), tmp_path)
+    assert isinstance(done.outcome, Unfit), done.outcome
+    assert done.outcome.name in (UnfitName.SILENT_FALLBACK, UnfitName.DRAFT_INEFFECTIVE)
 
 
 def test_a_quantised_cache_without_flash_attention_is_an_unsupported_combination(
