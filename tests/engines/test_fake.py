@@ -253,7 +253,7 @@ def test_the_tokens_of_a_text_and_its_continuation_add_up(one: str, other: str) 
         ({"compute_mib": 512.0}, 1, "oom_compute", Phase.COMPUTE),
         ({"kv_type": "q8_0", "flash_attn": "off"}, 1, "unsupported_combination", Phase.CONFIG),
         ({"ending": "unsupported"}, 1, "unsupported_combination", Phase.CONFIG),
-        ({"ending": "bad-argument"}, 1, "bad_argument", Phase.SPAWN),
+        ({"ending": "bad-argument"}, 1, "bad_argument", Phase.ARGS),
         ({"ending": "host-fault"}, 1, "driver_mismatch", Phase.CONFIG),
         ({"ending": "model-missing"}, 1, "model_not_found_or_gated", Phase.CONFIG),
         ({"ending": "port-in-use"}, 1, "port_in_use", Phase.SPAWN),
@@ -261,6 +261,17 @@ def test_the_tokens_of_a_text_and_its_continuation_add_up(one: str, other: str) 
         ({"ending": "segfault-boot"}, -signal.SIGSEGV, "engine_crash", Phase.WEIGHTS),
         ({"ending": "killed-boot"}, -signal.SIGKILL, "engine_crash", Phase.WEIGHTS),
         ({"ending": "exit0-boot"}, 0, "engine_crash", Phase.COMPUTE),
+        ({"ending": "host-ram"}, -signal.SIGKILL, "host_ram_oom", Phase.WEIGHTS),
+        ({"ending": "unsupported-arch"}, 1, "model_unsupported_arch", Phase.CONFIG),
+        ({"ending": "contended"}, 1, "gpu_memory_contended", Phase.DEVICE),
+        ({"ending": "shm"}, 1, "shm_exhausted", Phase.DEVICE),
+        ({"ending": "disk-full"}, 1, "disk_full", Phase.WEIGHTS),
+        ({"ending": "oom-profiling"}, 1, "oom_activation_profiling", Phase.PROFILING),
+        ({"ending": "cache-corrupt"}, 1, "compile_cache_corrupt", Phase.PROFILING),
+        ({"ending": "max-seqs"}, 1, "capacity_max_num_seqs", Phase.KV),
+        ({"ending": "oom-capture"}, 1, "oom_cudagraph_capture", Phase.CAPTURE),
+        ({"ending": "jit"}, 1, "toolchain_jit_failure", Phase.WARMUP),
+        ({"ending": "chat-template"}, 1, "chat_template_failure", Phase.WARMUP),
     ],
 )
 def test_a_boot_that_ends_is_named_by_its_phase_and_its_words(
@@ -366,6 +377,67 @@ def test_a_kill_without_evidence_is_not_blamed_on_memory() -> None:
     failure = FAKE.verdict(exited(-9), ["fake: engine fake 1.0", "fake: loading weights 25%"])
     assert name(failure) == "engine_crash"
     assert "SIGKILL" in failure.finding.explanation
+
+
+def test_a_kill_is_blamed_on_host_memory_by_the_line_that_says_so_and_not_by_it_alone() -> None:
+    low = "fake: host memory low: killed by the out-of-memory killer"
+    log = ["fake: engine fake 1.0", "fake: loading weights 75%", low]
+    assert name(FAKE.verdict(exited(-9), log)) == "host_ram_oom"
+    assert name(FAKE.verdict(exited(-11), log)) == "engine_crash"
+    # It was survived: the boot went on.
+    assert name(FAKE.verdict(exited(-9), [*log, "fake: allocating kv_cache"])) == "engine_crash"
+    assert name(FAKE.diagnose(log, 137)) == "host_ram_oom"
+
+
+@pytest.mark.parametrize(
+    ("phase", "line", "named", "facts"),
+    [
+        (
+            "fake: opening device",
+            "fake: error: device is in use by others: 16.00 MiB free of 1024.00 MiB",
+            "gpu_memory_contended",
+            {"free_bytes": 16 * MIB, "capacity_bytes": 1024 * MIB},
+        ),
+        (
+            "fake: allocating kv_cache",
+            "fake: error: 256 sequences at once exceed 128 blocks",
+            "capacity_max_num_seqs",
+            {"sequences": 256, "blocks": 128},
+        ),
+        (
+            "fake: profiling memory",
+            "fake: cannot allocate 9.00 MiB for activations, 4.00 MiB free of 10.00 MiB",
+            "oom_activation_profiling",
+            {
+                "required_bytes": 9 * MIB,
+                "free_bytes": 4 * MIB,
+                "shortfall_bytes": 5 * MIB,
+                "capacity_bytes": 10 * MIB,
+            },
+        ),
+    ],
+)
+def test_words_mean_something_in_their_own_phase_only(
+    phase: str, line: str, named: str, facts: dict[str, Any]
+) -> None:
+    failure = FAKE.verdict(exited(1), ["fake: engine fake 1.0", phase, line])
+    assert (name(failure), dict(failure.finding.facts)) == (named, facts)
+    for other in ("fake: engine fake 1.0", "fake: warming up", phase + "\nfake: capturing graphs"):
+        assert name(FAKE.verdict(exited(1), [other, line])) == "engine_crash"
+
+
+def test_what_runs_is_held_against_what_was_asked_for() -> None:
+    settings = FAKE.settings({"context": 512, "n_max": 2})
+    log = ["fake: engine fake 1.0", "fake: kv_cache pool holds 512 tokens"]
+    assert FAKE.contradiction(settings, FAKE.evidence(log), None) is None
+    log.append("fake: warning: speculation was not initialised, serving without it")
+    unfit = FAKE.contradiction(settings, FAKE.evidence(log), None)
+    assert unfit is not None
+    assert (name(unfit), unfit.finding.cause) == ("silent_fallback", log[-1])
+    assert FAKE.contradiction(FAKE.settings({"context": 512}), FAKE.evidence(log), None) is None
+    smaller = FAKE.contradiction(FAKE.settings({"context": 513}), FAKE.evidence(log), None)
+    assert smaller is not None
+    assert (name(smaller), smaller.finding.try_next["context"]) == ("degraded_capacity", 512)
 
 
 def test_a_memory_error_under_a_limit_is_blamed_on_host_memory() -> None:
@@ -634,6 +706,21 @@ def test_endings_of_single_answers_are_what_they_say() -> None:
         assert FAKE.evidence(server.log)["context_tokens"] == 100
         refused = server.client.post("/v1/completions", json={"prompt": [1] * 50})
         assert refused.json()["error"]["n_ctx"] == 50
+    with running(ending="silent-truncation", context=100) as server:
+        for sent, read in ((40, 40), (50, 50), (51, 50), (99, 50), (101, 50)):
+            answer = server.client.post("/v1/completions", json={"prompt": [1] * sent} | TEN)
+            assert answer.json()["usage"]["prompt_tokens"] == read
+    with running(ending="http-422") as server:
+        assert server.client.post("/v1/completions", json=prompt).status_code == 422
+        assert server.client.get("/health").status_code == 200
+    with running(ending="degraded-throughput") as server:
+        events = server.stream(**prompt)
+        assert (len(texts(events)), events[-1]["usage"]["completion_tokens"]) == (1, 1)
+    with running(ending="silent-fallback", n_max=2) as server:
+        assert len(texts(server.stream(**prompt))) == 6
+        assert FAKE.draft_counters(server.client.get("/metrics").text) is None
+    with running(ending="degraded-capacity", context=100) as server:
+        assert FAKE.evidence(server.log)["kv_pool_tokens"] == 50
     with running(ending="oom-words-but-lives") as server:
         assert any("CUDA out of memory" in line for line in server.log)
         assert len(texts(server.stream(**prompt))) == 6

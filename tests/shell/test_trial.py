@@ -18,10 +18,14 @@ from sweeper.core.launch import Phase
 from sweeper.core.outcome import (
     Attempt,
     Broken,
+    BrokenName,
     HostFault,
+    HostFaultName,
     Infeasible,
+    InfeasibleName,
     Measured,
     Unfit,
+    UnfitName,
     kind,
     name,
 )
@@ -100,22 +104,39 @@ OUTCOMES: dict[str, tuple[type, str, Phase | None]] = {
     "crash-boot": (Broken, "engine_crash", Phase.KV),
     "segfault-boot": (Broken, "engine_crash", Phase.WEIGHTS),
     "killed-boot": (Broken, "engine_crash", Phase.WEIGHTS),
+    "host-ram": (Infeasible, "host_ram_oom", Phase.WEIGHTS),
     "hang-boot": (Broken, "hang_boot", Phase.SPAWN),
+    "boot-timeout": (Broken, "boot_timeout", Phase.WEIGHTS),
     "exit0-boot": (Broken, "engine_crash", Phase.COMPUTE),
-    "bad-argument": (Infeasible, "bad_argument", Phase.SPAWN),
+    "bad-argument": (Infeasible, "bad_argument", Phase.ARGS),
     "unsupported": (Infeasible, "unsupported_combination", Phase.CONFIG),
+    "unsupported-arch": (Infeasible, "model_unsupported_arch", Phase.CONFIG),
     "host-fault": (HostFault, "driver_mismatch", Phase.CONFIG),
     "model-missing": (HostFault, "model_not_found_or_gated", Phase.CONFIG),
     "port-in-use": (Broken, "port_in_use", Phase.SPAWN),
+    "contended": (Broken, "gpu_memory_contended", Phase.DEVICE),
+    "shm": (Broken, "shm_exhausted", Phase.DEVICE),
+    "disk-full": (HostFault, "disk_full", Phase.WEIGHTS),
+    "oom-profiling": (Infeasible, "oom_activation_profiling", Phase.PROFILING),
+    "cache-corrupt": (Broken, "compile_cache_corrupt", Phase.PROFILING),
+    "max-seqs": (Infeasible, "capacity_max_num_seqs", Phase.KV),
+    "oom-capture": (Infeasible, "oom_cudagraph_capture", Phase.CAPTURE),
+    "jit": (HostFault, "toolchain_jit_failure", Phase.WARMUP),
+    "chat-template": (Broken, "chat_template_failure", Phase.WARMUP),
     "crash-serving": (Broken, "engine_died_mid_benchmark", Phase.SERVING),
     "exit0-serving": (Broken, "engine_died_mid_benchmark", Phase.SERVING),
     "oom-runtime": (Infeasible, "oom_runtime", Phase.SERVING),
     "hang-serving": (Broken, "hang_runtime", Phase.SERVING),
     "http-500": (Broken, "http_500", Phase.SERVING),
+    "http-422": (Broken, "unknown", Phase.SERVING),
     "empty-answer": (Unfit, "garbage_output", Phase.SERVING),
     "garbage": (Unfit, "garbage_output", Phase.SERVING),
     "error-in-stream": (Broken, "http_500", Phase.SERVING),
     "truncated-context": (Unfit, "http_400_context", Phase.SERVING),
+    "silent-truncation": (Unfit, "silent_context_truncation", Phase.SERVING),
+    "silent-fallback": (Unfit, "silent_fallback", Phase.READY),
+    "degraded-capacity": (Unfit, "degraded_capacity", Phase.READY),
+    "degraded-throughput": (Unfit, "degraded_throughput", Phase.SERVING),
     "dead-draft": (Unfit, "draft_ineffective", Phase.SERVING),
     "ignores-sigterm": (Measured, "measured", None),
     "spawns-child": (Measured, "measured", None),
@@ -124,8 +145,11 @@ OUTCOMES: dict[str, tuple[type, str, Phase | None]] = {
 
 NEEDED: dict[str, dict[str, Any]] = {
     "hang-boot": {"boot_timeout_s": 1.0},
+    # Long enough for its interpreter to start on a busy machine.
+    "boot-timeout": {"boot_timeout_s": 3.0},
     "oom-runtime": {"runtime_oom_tokens": 100},
     "dead-draft": {"n_max": 4},
+    "silent-fallback": {"n_max": 4},
     "ignores-sigterm": {"stop_timeout_s": 0.3},
     "spawns-child": {"stop_timeout_s": 0.3},
 }
@@ -134,6 +158,13 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 def test_the_table_of_outcomes_names_every_ending() -> None:
     assert set(OUTCOMES) == set(ENDINGS)
+
+
+def test_every_name_of_the_closed_set_is_reached_in_this_file() -> None:
+    names = {*InfeasibleName, *UnfitName, *BrokenName, *HostFaultName}
+    by_ending = {named for _, named, _ in OUTCOMES.values()}
+    by_memory = {named for _, named, _, _ in TOO_SMALL}
+    assert by_ending | by_memory | {NOT_STARTED} == {"measured", *(each.value for each in names)}
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -146,7 +177,7 @@ def test_every_ending_comes_back_as_its_own_outcome(tried: Bench, ending: str) -
         assert outcome.finding.phase is phase
         assert outcome.finding.cause
         assert outcome.finding.explanation
-    served = phase in (None, Phase.SERVING)
+    served = phase in (None, Phase.READY, Phase.SERVING)
     assert (made.attempt.timings.boot_s is not None) is served
     assert (made.attempt.number, made.attempt.trial) == (7, 3)
     assert made.attempt.timings.stop_s is not None
@@ -173,20 +204,35 @@ def test_an_ending_in_the_measurement_is_told_from_one_in_the_proof(
     assert made.attempt.timings.measure_s is not None
 
 
+def test_what_is_silently_less_than_asked_for_says_by_how_much(tried: Bench) -> None:
+    prompt = CONTEXT - SHORT.proof_answer_tokens
+    half = CONTEXT // 2
+    made = tried(ending="silent-truncation")
+    assert dict(made.facts) == {"sent_tokens": prompt, "read_tokens": half}
+    made = tried(ending="degraded-capacity")
+    assert dict(made.facts) == {"kv_pool_tokens": half, "context_tokens": CONTEXT}
+    assert made.attempt.engine["kv_pool_tokens"] == half
+
+
+def test_a_fallback_from_no_speculation_is_none(tried: Bench) -> None:
+    assert tried(ending="silent-fallback", n_max=0).measured.drafts is None
+
+
 # ---- Memory that runs out ----------------------------------------------------------------------
 
 PARTS = {"weights_mib": 400.0, "kv_kib_per_token": 64.0, "draft_mib": 64.0, "compute_mib": 100.0}
 
 
-@pytest.mark.parametrize(
-    ("part", "named", "phase", "capacity_mib"),
-    [
-        ("weights", "oom_weights", Phase.WEIGHTS, 300.5),
-        ("draft", "oom_draft_head", Phase.WEIGHTS, 410.25),
-        ("kv_cache", "oom_kv_cache", Phase.KV, 480.0),
-        ("compute", "oom_compute", Phase.COMPUTE, 500.0),
-    ],
+TOO_SMALL = (
+    ("weights", "oom_weights", Phase.WEIGHTS, 300.5),
+    ("draft", "oom_draft_head", Phase.WEIGHTS, 410.25),
+    ("kv_cache", "oom_kv_cache", Phase.KV, 480.0),
+    ("compute", "oom_compute", Phase.COMPUTE, 500.0),
 )
+"""Devices that hold all that is allocated before a part, and not the part."""
+
+
+@pytest.mark.parametrize(("part", "named", "phase", "capacity_mib"), TOO_SMALL)
 def test_what_does_not_fit_says_by_how_much(
     tried: Bench, part: str, named: str, phase: Phase, capacity_mib: float
 ) -> None:
@@ -300,12 +346,15 @@ def test_the_axes_of_the_point_reach_the_command_line(tried: Bench) -> None:
     assert made.measured.context.proven_tokens == 256
 
 
+NOT_STARTED = "engine_not_found"
+
+
 @pytest.mark.parametrize("memory_limit_bytes", [None, 2**30])
 def test_an_interpreter_that_is_missing_is_a_fault_of_the_host(
     tried: Bench, memory_limit_bytes: int | None
 ) -> None:
     made = tried(python="/nowhere/python", memory_limit_bytes=memory_limit_bytes)
-    assert name(made.attempt.outcome) == "engine_not_found"
+    assert name(made.attempt.outcome) == NOT_STARTED
     assert made.attempt.timings.stop_s is None
 
 

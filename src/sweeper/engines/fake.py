@@ -26,6 +26,7 @@ from sweeper.core.outcome import (
     InfeasibleName,
     Nothing,
     Unfit,
+    UnfitName,
 )
 from sweeper.core.pairs import Pairs, Scalar
 from sweeper.core.sample import DraftCounters
@@ -179,6 +180,10 @@ class Fake:
                 facts["capacity_bytes"] = int(found[1])
             elif found := re.fullmatch(rf"fake: (\w+) buffer size = {_MIB_FIGURE} MiB", line):
                 facts[f"{found[1]}_bytes"] = _bytes(found[2])
+            elif found := re.fullmatch(r"fake: kv_cache pool holds (\d{1,18}) tokens", line):
+                facts["kv_pool_tokens"] = int(found[1])
+            elif line == _UNSPECULATIVE:
+                facts["speculation"] = "off"
         return Pairs(facts)
 
     def verdict(self, death: Death, log: Iterable[str]) -> Failure:
@@ -246,10 +251,35 @@ class Fake:
         return self.verdict(death, lines)
 
     def contradiction(
-        self, settings: Any, facts: Pairs, props: str | None
+        self, settings: FakeSettings, facts: Pairs, props: str | None
     ) -> Unfit | None:  # fmt: skip
         """Return in what way that matters the running engine is not what was asked for."""
-        del settings, facts, props
+        del props
+        pool = facts.get("kv_pool_tokens")
+        if settings.n_max > 0 and facts.get("speculation") == "off":
+            return Unfit(
+                name=UnfitName.SILENT_FALLBACK,
+                finding=Finding(
+                    phase=Phase.READY,
+                    cause=_UNSPECULATIVE,
+                    explanation=f"Drafts of {settings.n_max} tokens were asked for, "
+                    "and it serves without speculation.",
+                    facts=Pairs(n_max=0),
+                    try_next=Pairs(n_max=0),
+                ),
+            )
+        if isinstance(pool, int) and pool < settings.context:
+            return Unfit(
+                name=UnfitName.DEGRADED_CAPACITY,
+                finding=Finding(
+                    phase=Phase.READY,
+                    cause=f"fake: kv_cache pool holds {pool} tokens",
+                    explanation=f"The pool of KV cache holds {pool} tokens, "
+                    f"which is less than the window of {settings.context}.",
+                    facts=Pairs(kv_pool_tokens=pool, context_tokens=settings.context),
+                    try_next=Pairs(context=pool) if pool > 0 else Pairs(),
+                ),
+            )
         return None
 
     def draft_counters(self, metrics: str) -> DraftCounters | None:
@@ -277,16 +307,20 @@ class Fake:
 _MILESTONES = (
     ("fake: engine ", Phase.SPAWN),
     ("fake: settings ", Phase.CONFIG),
+    ("fake: opening device", Phase.DEVICE),
     ("fake: loading weights", Phase.WEIGHTS),
     ("fake: loading draft", Phase.WEIGHTS),
+    ("fake: profiling memory", Phase.PROFILING),
     ("fake: allocating kv_cache", Phase.KV),
     ("fake: allocating compute", Phase.COMPUTE),
+    ("fake: capturing graphs", Phase.CAPTURE),
     ("fake: warming up", Phase.WARMUP),
     ("fake: ready on ", Phase.READY),
     ("fake: request ", Phase.SERVING),
 )
 
-_MIB_FIGURE = r"(\d+(?:\.\d+)?)"
+_MIB = r"\d{1,15}(?:\.\d{1,15})?"
+_MIB_FIGURE = rf"({_MIB})"
 _CANNOT_ALLOCATE = (
     rf"cannot allocate {_MIB_FIGURE} MiB for (\w+)(?: of (\d+) tokens)?, "
     rf"{_MIB_FIGURE} MiB free of {_MIB_FIGURE} MiB"
@@ -295,9 +329,121 @@ _CANNOT_ALLOCATE = (
 _OOM_BY_KIND = {
     "weights": (Phase.WEIGHTS, InfeasibleName.OOM_WEIGHTS),
     "draft": (Phase.WEIGHTS, InfeasibleName.OOM_DRAFT_HEAD),
+    "activations": (Phase.PROFILING, InfeasibleName.OOM_ACTIVATION_PROFILING),
     "kv_cache": (Phase.KV, InfeasibleName.OOM_KV_CACHE),
     "compute": (Phase.COMPUTE, InfeasibleName.OOM_COMPUTE),
+    "graphs": (Phase.CAPTURE, InfeasibleName.OOM_CUDAGRAPH_CAPTURE),
 }
+
+_PORT_IN_USE = "Another process listens on the port that this engine was to have."
+_UNSPECULATIVE = "fake: warning: speculation was not initialised, serving without it"
+_HOST_MEMORY_LOW = "fake: host memory low: killed by the out-of-memory killer"
+_KILLED = (-9, 137, None)
+"""Exit codes of what was killed: as a signal, as a shell says it, and where none is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sign:
+    """What a line means in the phase it stands in.
+
+    Groups of the pattern fill the explanation and become facts: a number is an integer, and a
+    `*_mib` a `*_bytes`. `judged` is the phase of the finding, where the log does not open it.
+    """
+
+    phase: Phase
+    pattern: str
+    name: InfeasibleName | BrokenName | HostFaultName
+    explanation: str
+    try_next: Pairs = Pairs()
+    judged: Phase | None = None
+
+
+_SIGNS = (
+    _Sign(
+        phase=Phase.SPAWN,
+        # Arguments are read before anything is opened.
+        judged=Phase.ARGS,
+        pattern=r"error: (?:unknown )?argument:? (?P<argument>\S+?)(?::.*)?",
+        name=InfeasibleName.BAD_ARGUMENT,
+        explanation="The engine does not accept {argument} on its command line.",
+    ),
+    _Sign(
+        phase=Phase.SPAWN,
+        pattern=r"fake: cannot bind \S+: Address already in use",
+        name=BrokenName.PORT_IN_USE,
+        explanation=_PORT_IN_USE,
+    ),
+    _Sign(
+        phase=Phase.CONFIG,
+        pattern=r"fake: error: quantised KV cache needs flash attention",
+        name=InfeasibleName.UNSUPPORTED_COMBINATION,
+        explanation="A quantised KV cache works with flash attention only.",
+        try_next=Pairs(flash_attn="on"),
+    ),
+    _Sign(
+        phase=Phase.CONFIG,
+        pattern=r"fake: error: model architecture (?P<architecture>\S+) is not known",
+        name=InfeasibleName.MODEL_UNSUPPORTED_ARCH,
+        explanation="This engine cannot run models of the architecture {architecture}.",
+    ),
+    _Sign(
+        phase=Phase.CONFIG,
+        pattern=r"fake: driver version mismatch",
+        name=HostFaultName.DRIVER_MISMATCH,
+        explanation="The driver does not match, which no configuration can cure: "
+        "update it or reboot the host.",
+    ),
+    _Sign(
+        phase=Phase.CONFIG,
+        pattern=r"fake: model not found: (?P<model>.+)",
+        name=HostFaultName.MODEL_NOT_FOUND_OR_GATED,
+        explanation="The model {model} is not there: check its path.",
+    ),
+    _Sign(
+        phase=Phase.DEVICE,
+        pattern=rf"fake: error: device is in use by others: (?P<free_mib>{_MIB}) MiB free "
+        rf"of (?P<capacity_mib>{_MIB}) MiB",
+        name=BrokenName.GPU_MEMORY_CONTENDED,
+        explanation="Other processes hold the memory of the device: "
+        "{free_mib} MiB are left of {capacity_mib} MiB.",
+    ),
+    _Sign(
+        phase=Phase.DEVICE,
+        pattern=r"fake: error: no space left in shared memory for (?P<workers>\d+) worker",
+        name=BrokenName.SHM_EXHAUSTED,
+        explanation="Shared memory is used up: enlarge /dev/shm or remove what was left in it.",
+    ),
+    _Sign(
+        phase=Phase.WEIGHTS,
+        pattern=r"fake: error: cannot unpack weights: no space left on disk",
+        name=HostFaultName.DISK_FULL,
+        explanation="The disk is full, which no configuration can cure: make room on it.",
+    ),
+    _Sign(
+        phase=Phase.PROFILING,
+        pattern=r"fake: error: cache of compiled graphs is damaged: graph (?P<graph>\d+)",
+        name=BrokenName.COMPILE_CACHE_CORRUPT,
+        explanation="The cache of compiled graphs is damaged at graph {graph}: remove it.",
+    ),
+    _Sign(
+        phase=Phase.KV,
+        pattern=r"fake: error: (?P<sequences>\d+) sequences at once exceed (?P<blocks>\d+) blocks",
+        name=InfeasibleName.CAPACITY_MAX_NUM_SEQS,
+        explanation="The KV cache has {blocks} blocks, too few for {sequences} sequences at once.",
+    ),
+    _Sign(
+        phase=Phase.WARMUP,
+        pattern=r"fake: error: cannot compile a kernel: there is no (?P<compiler>\S+)",
+        name=HostFaultName.TOOLCHAIN_JIT_FAILURE,
+        explanation="Kernels are compiled by {compiler}, and it is not there: install it.",
+    ),
+    _Sign(
+        phase=Phase.WARMUP,
+        pattern=r"fake: error: chat template ends inside of a block",
+        name=BrokenName.CHAT_TEMPLATE_FAILURE,
+        explanation="The chat template of the model cannot be read.",
+    ),
+)
 
 _SIGNAL_NAMES = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
@@ -387,7 +533,7 @@ def _port_in_use(phase: Phase, cause: str) -> Failure:
         finding=Finding(
             phase=phase,
             cause=cause,
-            explanation="Another process listens on the port that this engine was to have.",
+            explanation=_PORT_IN_USE,
         ),
     )
 
@@ -416,6 +562,15 @@ def _died_booting(death: Death, reading: _Reading) -> Failure:
         failure = _known_cause(line, reading)
         if failure is not None and death.exit_code != 0:
             return failure
+    if _HOST_MEMORY_LOW in reading.since and death.exit_code in _KILLED:
+        return Infeasible(
+            name=InfeasibleName.HOST_RAM_OOM,
+            finding=Finding(
+                phase=reading.phase,
+                cause=_HOST_MEMORY_LOW,
+                explanation="The host ran out of memory, and its kernel killed the process.",
+            ),
+        )
     if death.limit_bytes is not None and any(
         re.match(r"MemoryError\b", line) for line in reading.since
     ):
@@ -477,54 +632,38 @@ def _died_serving(death: Death, reading: _Reading) -> Failure:
 
 def _known_cause(line: str, reading: _Reading) -> Failure | None:
     """Return what this line means in the phase it stands in; None if nothing there."""
-    phase = reading.phase
     if found := re.fullmatch(rf"fake: {_CANNOT_ALLOCATE}", line):
         return _out_of_memory(found, line, reading)
-    if phase is Phase.SPAWN:
-        if found := re.fullmatch(r"error: (?:unknown )?argument:? (\S+?)(?::.*)?", line):
-            return Infeasible(
-                name=InfeasibleName.BAD_ARGUMENT,
-                finding=Finding(
-                    phase=phase,
-                    cause=line,
-                    explanation=f"The engine does not accept {found[1]} on its command line.",
-                    facts=Pairs(argument=found[1]),
-                ),
+    for sign in _SIGNS:
+        if sign.phase is reading.phase and (found := re.fullmatch(sign.pattern, line)):
+            said = found.groupdict()
+            finding = Finding(
+                phase=sign.judged or sign.phase,
+                cause=line,
+                explanation=sign.explanation.format(**said),
+                facts=Pairs(dict(_fact(*each) for each in said.items())),
+                try_next=sign.try_next,
             )
-        if re.fullmatch(r"fake: cannot bind \S+: Address already in use", line):
-            return _port_in_use(phase, line)
-    if phase is Phase.CONFIG:
-        if line == "fake: error: quantised KV cache needs flash attention":
-            return Infeasible(
-                name=InfeasibleName.UNSUPPORTED_COMBINATION,
-                finding=Finding(
-                    phase=phase,
-                    cause=line,
-                    explanation="A quantised KV cache works with flash attention only.",
-                    try_next=Pairs(flash_attn="on"),
-                ),
-            )
-        if line == "fake: driver version mismatch":
-            return HostFault(
-                name=HostFaultName.DRIVER_MISMATCH,
-                finding=Finding(
-                    phase=phase,
-                    cause=line,
-                    explanation="The driver does not match, which no configuration can cure: "
-                    "update it or reboot the host.",
-                ),
-            )
-        if found := re.fullmatch(r"fake: model not found: (.+)", line):
-            return HostFault(
-                name=HostFaultName.MODEL_NOT_FOUND_OR_GATED,
-                finding=Finding(
-                    phase=phase,
-                    cause=line,
-                    explanation=f"The model {found[1]} is not there: check its path.",
-                    facts=Pairs(model=found[1]),
-                ),
-            )
+            return _named(sign.name, finding)
     return None
+
+
+def _fact(name: str, said: str) -> tuple[str, Scalar]:
+    if name.endswith("_mib"):
+        return f"{name.removesuffix('_mib')}_bytes", _bytes(said)
+    return name, int(said) if re.fullmatch(r"[0-9]{1,18}", said) else said
+
+
+def _named(name: InfeasibleName | BrokenName | HostFaultName, finding: Finding) -> Failure:
+    match name:
+        case InfeasibleName():
+            return Infeasible(name=name, finding=finding)
+        case BrokenName():
+            return Broken(name=name, finding=finding)
+        case HostFaultName():
+            return HostFault(name=name, finding=finding)
+        case _:
+            assert_never(name)
 
 
 def _out_of_memory(found: re.Match[str], line: str, reading: _Reading) -> Failure | None:
@@ -562,6 +701,8 @@ def _memory_facts(found: re.Match[str]) -> Pairs:
 def _what_would_fit(kind: str, reading: _Reading) -> Pairs:
     """Return one setting that makes everything fit, as far as the log tells the sizes."""
     needed = reading.projected_bytes
+    if kind not in needed:
+        return Pairs()  # a need that the engine itself finds out only then
     if not {"weights", "draft", "kv_cache", "compute", "capacity"} <= needed.keys():
         return Pairs()
     spare = needed["capacity"] - sum(size for part, size in needed.items() if part != "capacity")

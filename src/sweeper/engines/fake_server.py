@@ -43,22 +43,39 @@ ENDINGS = {
     "crash-boot": "exits 1 with a traceback after its KV cache was allocated",
     "segfault-boot": "kills itself with SIGSEGV while loading weights",
     "killed-boot": "kills itself with SIGKILL while loading weights",
+    "host-ram": "says that host memory is low and is killed while loading weights",
     "hang-boot": "opens its socket and then neither prints nor becomes ready",
+    "boot-timeout": "loads and loads, prints how far it is, and never becomes ready",
     "exit0-boot": "exits 0 before it is ready",
     "bad-argument": "refuses its command line",
     "unsupported": "refuses the combination of its settings",
+    "unsupported-arch": "does not know the architecture of its model",
     "host-fault": "finds the wrong driver",
     "model-missing": "does not find its model",
     "port-in-use": "finds its port taken",
+    "contended": "finds the memory of its device taken by others",
+    "shm": "finds no shared memory for its workers",
+    "disk-full": "finds no room on the disk for its weights",
+    "oom-profiling": "runs out of memory for activations while it profiles",
+    "cache-corrupt": "finds its cache of compiled graphs damaged",
+    "max-seqs": "has fewer blocks of KV cache than sequences to serve at once",
+    "oom-capture": "runs out of memory while it captures graphs",
+    "jit": "finds no compiler for its kernels",
+    "chat-template": "cannot read the chat template of its model",
     "crash-serving": "exits 1 in the middle of a stream",
     "exit0-serving": "exits 0 in the middle of a stream",
     "oom-runtime": "runs out of memory in a prefill of more than --runtime-oom-tokens tokens",
     "hang-serving": "answers with headers and then with nothing, for ever",
     "http-500": "answers completions with status 500",
+    "http-422": "answers completions with status 422, and gives no reason",
     "empty-answer": "answers with status 200 and no tokens",
     "garbage": "repeats one token",
     "error-in-stream": "sends an error object in the middle of a stream of status 200",
     "truncated-context": "serves half of the context that it prints, without a word",
+    "silent-truncation": "reads the last half of its context only, and answers without a word",
+    "silent-fallback": "serves without the speculation that it was asked for",
+    "degraded-capacity": "has a pool of KV cache for half of its context",
+    "degraded-throughput": "ends every answer after one token",
     "dead-draft": "drafts tokens and never accepts one",
     "ignores-sigterm": "serves well and goes away only when killed",
     "spawns-child": "starts a process in its group that outlives it and ignores SIGTERM",
@@ -249,6 +266,7 @@ _REASONS = {
     400: "Bad Request",
     404: "Not Found",
     405: "Method Not Allowed",
+    422: "Unprocessable Entity",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
@@ -378,7 +396,8 @@ class Server:
         self._drafts = 0
         self._drafted = 0
         self._accepted = 0
-        self._accepted_at = [0] * options.n_max
+        self._n_max = 0 if options.ending == "silent-fallback" else options.n_max
+        self._accepted_at = [0] * self._n_max
 
     @property
     def window_tokens(self) -> int:
@@ -448,7 +467,7 @@ class Server:
                 ("prompt_tokens_total", [("", self._prompt_tokens)]),
                 ("generation_tokens_total", [("", self._generated_tokens)]),
             ]
-            if self.options.n_max > 0:
+            if self._n_max > 0:
                 counters += [
                     ("spec_decode_num_drafts_total", [("", self._drafts)]),
                     ("spec_decode_num_draft_tokens_total", [("", self._drafted)]),
@@ -476,7 +495,7 @@ class Server:
 
     def _asked(self, body: dict[str, Any], prompt: list[int], *, chat: bool) -> Answer:
         """Return the request checked against the window; raises Refused."""
-        if len(prompt) >= self.window_tokens:
+        if len(prompt) >= self.window_tokens and self.options.ending != "silent-truncation":
             raise Refused(
                 400,
                 "exceed_context_size_error",
@@ -485,6 +504,8 @@ class Server:
                 n_prompt_tokens=len(prompt),
                 n_ctx=self.window_tokens,
             )
+        if self.options.ending == "silent-truncation":
+            prompt = prompt[-max(self.window_tokens // 2, 1) :]
         room = self.window_tokens - len(prompt)
         most = body.get("max_completion_tokens", body.get("max_tokens"))
         if most is None:
@@ -512,11 +533,14 @@ class Server:
         ending = options.ending if number >= options.ending_after else "none"
         if ending == "http-500":
             raise Refused(500, "server_error", "simulated internal error")
+        if ending == "http-422":
+            raise Refused(422, "unprocessable_error", "the request cannot be processed")
         if ending == "hang-serving":
             connection.start_stream()
             connection.wait_for_end()
             raise ConnectionResetError
-        wanted_tokens = 0 if ending == "empty-answer" else asked.wanted_tokens
+        short = {"empty-answer": 0, "degraded-throughput": 1}
+        wanted_tokens = min(asked.wanted_tokens, short.get(ending, asked.wanted_tokens))
 
         started_s = time.monotonic()
         prefill_s = len(asked.prompt) / options.prefill_tok_s / options.time_scale
@@ -537,7 +561,7 @@ class Server:
         made = drafted = accepted = 0
         step_end_s = prefilled_s
         for index, step in enumerate(
-            decode_steps(wanted_tokens, n_max=options.n_max, acceptance=acceptance, rng=luck)
+            decode_steps(wanted_tokens, n_max=self._n_max, acceptance=acceptance, rng=luck)
         ):
             if index > 0:  # the first token is the prefill's own
                 cost = (1 + options.draft_cost * step.drafted) / options.decode_tok_s
@@ -569,7 +593,7 @@ class Server:
         }
         if drafted > 0:
             timings |= {"draft_n": drafted, "draft_n_accepted": accepted}
-        reply.finish("stop" if ending == "empty-answer" else "length", usage, timings)
+        reply.finish("stop" if ending in short else "length", usage, timings)
 
     def _count(self, step: Step) -> None:
         with self._lock:
@@ -745,10 +769,19 @@ class Boot:
             wrong = "quantised KV cache needs flash attention"
         if wrong is not None:
             leave(1, f"fake: error: {wrong}")
+        self._may_end("unsupported-arch", "fake: error: model architecture fake-next is not known")
         if options.ending == "host-fault":
             leave(1, "fake: driver version mismatch")
         if options.ending == "model-missing":
             leave(1, f"fake: model not found: {options.model}")
+        say("fake: opening device")
+        free_mib = options.capacity_mib / 64
+        self._may_end(
+            "contended",
+            f"fake: error: device is in use by others: {free_mib:.2f} MiB free "
+            f"of {options.capacity_mib:.2f} MiB",
+        )
+        self._may_end("shm", "fake: error: no space left in shared memory for 1 worker")
 
     def load(self) -> None:
         """Go through the phases that take memory and time."""
@@ -762,12 +795,26 @@ class Boot:
                 kill_self(signal.SIGSEGV)
             if percent == 75 and options.ending == "killed-boot":
                 kill_self(signal.SIGKILL)
+            if percent == 75 and options.ending == "host-ram":
+                say("fake: host memory low: killed by the out-of-memory killer")
+                kill_self(signal.SIGKILL)
+            if percent == 75 and options.ending == "boot-timeout":
+                self._load_for_ever()
+        self._may_end("disk-full", "fake: error: cannot unpack weights: no space left on disk")
         if self._needed["draft"] > 0:
             say("fake: loading draft")
             self._allocate("draft")
+            if options.ending == "silent-fallback":
+                say("fake: warning: speculation was not initialised, serving without it")
+        say("fake: profiling memory")
+        self._may_end("oom-profiling", self._too_large("activations", self._free_bytes + 64 * MIB))
+        self._may_end("cache-corrupt", "fake: error: cache of compiled graphs is damaged: graph 3")
         self._until(0.7)
         say("fake: allocating kv_cache")
+        self._may_end("max-seqs", "fake: error: 256 sequences at once exceed 128 blocks")
         self._allocate("kv_cache")
+        pool_tokens = options.context // (2 if options.ending == "degraded-capacity" else 1)
+        say(f"fake: kv_cache pool holds {pool_tokens} tokens")
         if options.ending == "crash-boot":
             leave(1, *TRACEBACK)
         self._until(0.8)
@@ -777,23 +824,41 @@ class Boot:
         self._allocate("compute")
         if options.ending == "exit0-boot":
             leave(0)
+        say("fake: capturing graphs")
+        self._may_end("oom-capture", self._too_large("graphs", self._free_bytes + 64 * MIB))
         self._until(0.9)
         say("fake: warming up")
+        self._may_end("jit", "fake: error: cannot compile a kernel: there is no fakecc")
+        self._may_end("chat-template", "fake: error: chat template ends inside of a block")
         self._until(1.0)
 
     def _until(self, share: float) -> None:
         options = self._options
         sleep_until(self._started_s + share * options.boot_s / options.time_scale)
 
+    def _may_end(self, ending: str, words: str) -> None:
+        """Leave with these words if this is how it is to end."""
+        if self._options.ending == ending:
+            leave(1, words)
+
+    def _load_for_ever(self) -> NoReturn:
+        block = 0
+        while True:
+            block += 1
+            say(f"fake: loading weights 75%, block {block}", end="\r")
+            time.sleep(0.1)
+
+    def _too_large(self, kind: str, size: int) -> str:
+        return (
+            f"fake: cannot allocate {size / MIB:.2f} MiB for {kind}, "
+            f"{self._free_bytes / MIB:.2f} MiB free "
+            f"of {self._options.capacity_mib:.2f} MiB"
+        )
+
     def _allocate(self, kind: str) -> None:
         size = self._needed[kind]
         if size > self._free_bytes:
-            leave(
-                1,
-                f"fake: cannot allocate {size / MIB:.2f} MiB for {kind}, "
-                f"{self._free_bytes / MIB:.2f} MiB free "
-                f"of {self._options.capacity_mib:.2f} MiB",
-            )
+            leave(1, self._too_large(kind, size))
         self._free_bytes -= size
         say(f"fake: {kind} buffer size = {size / MIB:.2f} MiB")
 
