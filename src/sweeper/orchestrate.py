@@ -323,6 +323,8 @@ class _Run:
 
     def recorded(self, done: Attempt) -> None:
         final = self.store.commit(done)
+        # What is shown and tracked is what was stored, from which secrets are gone.
+        done = self.store.read(done.number)
         self.attempts.append(done)
         self.view.finished(done)
         if isinstance(done.outcome, Broken) and (

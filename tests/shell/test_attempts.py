@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.examples import broken_attempt, measured_attempt, oom_attempt
 
+from sweeper.core.pairs import Pairs
 from sweeper.record.attempts import ATTEMPT_JSON, ENGINE_LOG, Attempts, RecordError
 
 
@@ -129,3 +130,28 @@ def test_a_cause_that_was_not_utf8_survives(attempts: Attempts) -> None:
     attempts.begin(1)
     attempts.commit(attempt)
     assert attempts.all() == [attempt]
+
+
+def test_secrets_are_gone_from_everything_that_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_INHERITED_TOKEN", "inherited-secret-1")
+    store = Attempts(tmp_path / "attempts")
+    folder = store.begin(1)
+    (folder / "engine.log").write_bytes(
+        b"args: --api-key given-secret-2 \xff\r\nenv HF_TOKEN=from-env-3 inherited-secret-1\n"
+    )
+    attempt = broken_attempt(
+        number=1,
+        argv=("engine", "--api-key", "given-secret-2", "--port", "1"),
+        env=Pairs(HF_TOKEN="from-env-3"),
+        notes=("it said from-env-3 and inherited-secret-1",),
+    )
+    final = store.commit(attempt)
+    stored = b"".join(path.read_bytes() for path in final.iterdir())
+    for secret in (b"inherited-secret-1", b"given-secret-2", b"from-env-3"):
+        assert secret not in stored
+    assert (final / "engine.log").read_bytes() == (
+        b"args: --api-key *** \xff\r\nenv HF_TOKEN=*** ***\n"
+    )
+    assert store.read(1).notes == ("it said *** and ***",)

@@ -11,7 +11,13 @@ import weakref
 from pathlib import Path
 
 from sweeper.core.outcome import Attempt
-from sweeper.record.codec import CodecError, decode_attempt, encode_attempt
+from sweeper.record.codec import (
+    CodecError,
+    decode_attempt,
+    encode_attempt,
+    scrub,
+    secret_values,
+)
 
 ATTEMPT_JSON = "attempt.json"
 ENGINE_LOG = "engine.log"
@@ -69,9 +75,11 @@ class Attempts:
         self._refuse_recorded(attempt.number)
         partial, final = self._partial(attempt.number), self.folder(attempt.number)
         # ASCII, because a log line that was not UTF-8 may sit in a cause as lone surrogates.
-        text = json.dumps(encode_attempt(attempt), indent=2, allow_nan=False) + "\n"
+        secrets = secret_values(attempt, os.environ)
+        text = json.dumps(encode_attempt(attempt, secrets), indent=2, allow_nan=False) + "\n"
         try:
             partial.mkdir(parents=True, exist_ok=True)
+            _scrub_file(partial / ENGINE_LOG, secrets)
             (partial / ATTEMPT_JSON).write_text(text, encoding="ascii")
             for name in (ATTEMPT_JSON, ENGINE_LOG):
                 if (partial / name).is_file():
@@ -159,6 +167,20 @@ class Attempts:
         held = self._held.pop(number, None)
         if held is not None:
             held()
+
+
+def _scrub_file(path: Path, secrets: tuple[str, ...]) -> None:
+    """Hide secrets in a log, line by line; an engine prints the arguments it was given."""
+    if not secrets or not path.is_file():
+        return
+    clean = path.with_suffix(".clean")
+    with (
+        path.open("r", encoding="utf-8", errors="surrogateescape", newline="") as dirty,
+        clean.open("w", encoding="utf-8", errors="surrogateescape", newline="") as out,
+    ):
+        for line in dirty:
+            out.write(scrub(line, secrets))
+    clean.replace(path)
 
 
 def _sync(path: Path) -> None:

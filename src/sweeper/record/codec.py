@@ -31,14 +31,16 @@ class CodecError(ValueError):
         self.message = message
 
 
-def encode_attempt(attempt: Attempt) -> dict[str, Any]:
+def encode_attempt(attempt: Attempt, secrets: Iterable[str] = ()) -> dict[str, Any]:
     """Return the attempt as JSON-ready data, without the secrets in its env and argv.
 
+    `secrets` are further values to hide wherever they stand, as in what an engine printed.
     Every field is written, defaults too. Numbers that JSON has no word for are written as
     `{"float": "nan"}`, so that the file stays strict JSON.
     """
-    safe = redacted(attempt)
-    return {"schema": SCHEMA, **_encoded_fields(safe)}
+    values = (*secret_values(attempt), *secrets)
+    encoded: dict[str, Any] = _scrubbed(_encoded_fields(redacted(attempt)), values)
+    return {"schema": SCHEMA, **encoded}
 
 
 def decode_attempt(data: Mapping[str, Any]) -> Attempt:
@@ -57,6 +59,52 @@ def decode_attempt(data: Mapping[str, Any]) -> Attempt:
         )
     fields = {key: value for key, value in data.items() if key != "schema"}
     return typing.cast(Attempt, _decoded_fields(fields, Attempt, ""))
+
+
+def secret_values(attempt: Attempt, inherited: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the secrets that an engine knew: of its env, its argv, and what it inherited.
+
+    Engines print their arguments and, when they die, much else. Values that are short or a plain
+    word are left out: hiding every `1` or every `default` would hide the log, and the names that
+    a record is made of.
+    """
+    values = [
+        str(value)
+        for name, value in attempt.env.items()
+        if _safe_value(name, value) == HIDDEN and value != HIDDEN
+    ]
+    for part, safe in zip(attempt.argv, redact_argv(attempt.argv), strict=True):
+        if safe == HIDDEN:
+            values.append(part)
+        elif safe.endswith(HIDDEN) and not part.endswith(HIDDEN):
+            values.append(part[len(safe) - len(HIDDEN) :])
+    values += [value for name, value in (inherited or {}).items() if looks_secret(name)]
+    return tuple(
+        {
+            value
+            for value in values
+            if len(value) >= _SHORTEST_SECRET and not re.fullmatch(r"[A-Za-z_]+", value)
+        }
+    )
+
+
+def scrub(text: str, secrets: Iterable[str]) -> str:
+    """Return the text with every secret hidden, the longest first."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def _scrubbed(value: Any, secrets: tuple[str, ...]) -> Any:
+    if not secrets:
+        return value
+    if isinstance(value, str):
+        return scrub(value, secrets)
+    if isinstance(value, list):
+        return [_scrubbed(each, secrets) for each in value]
+    if isinstance(value, dict):
+        return {key: _scrubbed(each, secrets) for key, each in value.items()}
+    return value
 
 
 def redacted(attempt: Attempt) -> Attempt:
@@ -82,6 +130,7 @@ _TEXT_TOKENS = frozenset(
         *("IMAGE", "AUDIO", "VIDEO", "PER"),
     }
 )
+_SHORTEST_SECRET = 6
 _NAMES_A_FILE = frozenset({"FILE", "PATH", "DIR"})
 _SECRET_SHORT_OPTIONS = frozenset({"-hft"})
 """Short options that no word gives away: llama.cpp's -hft is its --hf-token."""
