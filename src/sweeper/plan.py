@@ -170,10 +170,11 @@ def plan_text(plan: dict[str, Any]) -> str:
         parts = ", ".join(
             f"{name} {_mib(size)}" for name, size in each["memory_parts_bytes"].items() if size
         )
-        env = " ".join(f"{name}={shlex.quote(str(v))}" for name, v in each["env"].items())
         if each["attach"] is not None:
-            env, each["command"] = "", ["(measures the server at", each["attach"] + ")"]
-        command = " ".join(filter(None, (env, shlex.join(each["command"]))))
+            command = f"(measures the server at {each['attach']})"
+        else:
+            env = [f"{name}={shlex.quote(str(value))}" for name, value in each["env"].items()]
+            command = " ".join([*env, shlex.join(each["command"])])
         lines += [
             "",
             f"{index}. {Pairs(each['point'])}",

@@ -32,7 +32,7 @@ from sweeper.core.space import Space
 from sweeper.core.stats import Doubt, Summary, summarise
 from sweeper.core.workload import Workload
 from sweeper.engines import Engine, EngineOptions, ModelFacts
-from sweeper.server import Attached, Registry, Server, Serving, free_port, serving
+from sweeper.server import Attached, Registry, Server, free_port, serving
 
 MODEL_VARIANT = "model.variant"
 """The one thing an axis may set that is not an engine setting: which file of the model."""
@@ -149,7 +149,7 @@ def attempt(
             boot_s=boot_s,
             prove_s=run.prove_s,
             measure_s=run.measure_s,
-            stop_s=_stop_s(started),
+            stop_s=None if stopped is None else stopped.took_s,
             total_s=time.monotonic() - began,
         ),
         engine=Pairs(
@@ -181,10 +181,6 @@ def attempt(
         notes=tuple(run.notes),
         port_argument=launch.port_argument if isinstance(launch, Launch) else None,
     )
-
-
-def _stop_s(started: Serving) -> float | None:
-    return None if started.stopped is None else started.stopped.took_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
