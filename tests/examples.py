@@ -11,6 +11,7 @@ from sweeper.core.outcome import (
     Attempt,
     Broken,
     BrokenName,
+    Figures,
     Finding,
     HostFault,
     HostFaultName,
@@ -19,6 +20,7 @@ from sweeper.core.outcome import (
     Measured,
     Outcome,
     ProvenContext,
+    Quality,
     Timings,
     Unfit,
     UnfitName,
@@ -26,6 +28,7 @@ from sweeper.core.outcome import (
 from sweeper.core.pairs import Pairs, Scalar
 from sweeper.core.sample import DraftCounters, Purpose, Sample
 from sweeper.core.stats import summarise
+from sweeper.core.telemetry import Telemetry
 
 
 def measured_attempt(
@@ -39,15 +42,21 @@ def measured_attempt(
     **changes: Any,
 ) -> Attempt:
     """Return an attempt that was measured, at about `decode_tok_s` with `proven` tokens."""
-    speeds = [decode_tok_s * factor for factor in (0.97, 0.98, 0.99, 1.0, 1.01, 1.02, 1.04)]
+    speeds = [decode_tok_s * factor for factor in (1.0, 0.98, 1.02, 0.97, 1.01, 1.04, 0.99)]
     filled = proven if proven is not None else context - 16
     drafts = DraftCounters(
         steps=1000, drafted=1000 * n_max, accepted=2100, accepted_per_position=(900, 700, 500)
     )
+    telemetry = Telemetry(
+        seconds=6.5, gpu_peak_bytes=19 * 2**30, gpu_power_w=151.5, gpu_energy_j=985.0,
+        gpu_temperature_c=71.0, steal_share=0.001, throttle_reasons=("power_cap",),
+    )  # fmt: skip
+    speed, ttft = summarise(speeds), summarise([0.21, 0.22, 0.2, 0.23, 0.21])
+    prefill = summarise([1510.0, 1498.0, 1505.0])
     outcome = Measured(
-        decode_tok_s=summarise(speeds),
-        ttft_s=summarise([0.21, 0.22, 0.2, 0.23, 0.21]),
-        prefill_tok_s=summarise([1510.0, 1498.0, 1505.0]),
+        decode_tok_s=speed,
+        ttft_s=ttft,
+        prefill_tok_s=prefill,
         context=ProvenContext(
             configured_tokens=context,
             proven_tokens=filled,
@@ -59,7 +68,21 @@ def measured_attempt(
         ),
         drafts=drafts,
         peak_bytes=18 * 2**30,
-    )
+        figures=(
+            Figures(
+                workload="short", prompt_length=None, streams=1, decode_tok_s=speed, ttft_s=ttft,
+                prefill_tok_s=prefill, itl_s=summarise([0.024, 0.025, 0.026]), itl_p99_s=0.031,
+                drafts=drafts, telemetry=telemetry, ended="tight",
+            ),
+            Figures(
+                workload="ladder", prompt_length=8192, streams=1,
+                decode_tok_s=summarise([each * 0.9 for each in speeds]), ttft_s=ttft,
+                prefill_tok_s=prefill, ended="most",
+            ),
+        ),
+        telemetry=telemetry,
+        quality=Quality(reference=1, prefix_tokens=140, prefix_share=0.97, mean_logprob=-2.1),
+    )  # fmt: skip
     samples = tuple(
         Sample(
             purpose=Purpose.MEASURE,
@@ -72,9 +95,13 @@ def measured_attempt(
             finish_reason="length",
             text="Es war einmal … 😀",
             server=Pairs(predicted_per_second=speed),
-            drafts=drafts,
+            workload="short",
+            run=run,
+            seed=run,
+            began_s=12.5 + run,
+            gaps_s=(0.024, 0.026, 0.025),
         )
-        for speed in speeds
+        for run, speed in enumerate(speeds)
     )
     return attempt_of(
         outcome,
@@ -191,7 +218,7 @@ def attempt_of(
             total_s=95.5 if measured else 12.5,
         ),
         engine=Pairs(name="vllm", engine_version="0.33.0"),
-        model=Pairs(name="qwen3.6-27b"),
+        model=Pairs(name="qwen3.6-27b", sha256="a" * 64),
         host=Pairs(gpu="RTX 4090"),
         workload=Pairs(prompt_tokens=512),
     )

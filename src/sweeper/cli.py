@@ -179,9 +179,18 @@ def _run(call: Call) -> int:
 
 
 def _plan(call: Call) -> int:
-    from sweeper.plan import make_plan, plan_text
+    from sweeper.conf import LeaderboardError
+    from sweeper.plan import leaderboard_plan, leaderboard_text, make_plan, plan_text
 
-    loaded = _load(call)
+    try:
+        loaded = _load(call)
+    except LeaderboardError as named:
+        document = leaderboard_plan(named.board, call.dirs)
+        if named.board.output == "json":
+            _print_json(document)
+        else:
+            print(leaderboard_text(document))
+        return OK
     plan = make_plan(loaded, _recorded(loaded))
     if loaded.output == "json":
         _print_json(plan)
@@ -224,12 +233,12 @@ def _command(call: Call, verb: str) -> str:
 
 
 def _export(call: Call) -> int:
+    from sweeper.core.standing import front_among
     from sweeper.recipe import PICKS, RecipeError, write_recipes
-    from sweeper.report import front_of
 
     loaded = _load(call)
     attempts = _recorded(loaded)
-    front = front_of(attempts)
+    front = front_among(attempts)
     if loaded.export_trial is not None:
         chosen = [each for each in attempts if each.number == loaded.export_trial]
         if not chosen:
@@ -325,6 +334,79 @@ def _diagnose(call: Call) -> int:
     return OK
 
 
+# --- replay -----------------------------------------------------------------------------------
+
+
+def _replay(call: Call) -> int:
+    """Play searches against a table of boots, and say how many each needed."""
+    from sweeper.replay import ReplayError, replay
+
+    stated = {"sampler": "frontier", "seeds": "20", "budget": "150", "output": "text"}
+    paths = []
+    for each in call.overrides:
+        key, equals, value = each.partition("=")
+        if equals and key in stated:
+            stated[key] = value
+        elif equals and not Path(each).exists():
+            from sweeper.core.space import suggestion
+
+            raise ConfError(f"replay: {key} is not known{suggestion(key, tuple(stated))}")
+        else:
+            paths.append(each)
+    if len(paths) != 1:
+        raise ConfError(
+            "replay takes one table (TABLE.csv.gz, with TABLE.space.yaml beside it) and "
+            f"sampler=NAME[,NAME] seeds=N budget=N output=json; got {len(paths)} tables"
+        )
+    if stated["output"] not in ("text", "json"):
+        raise ConfError(f"output: {stated['output']} is not one of text, json")
+    counts = {}
+    for key in ("seeds", "budget"):
+        if not stated[key].isdecimal() or int(stated[key]) < 1:
+            raise ConfError(f"{key}: {stated[key]} is not a whole number above 0")
+        counts[key] = int(stated[key])
+    out, err = _consoles()
+    with err.status("reading") as status:
+        try:
+            results = replay(
+                Path(paths[0]),
+                stated["sampler"].split(","),
+                seeds=counts["seeds"],
+                budget=counts["budget"],
+                told=status.update,
+            )
+        except ReplayError as error:
+            raise ConfError(str(error)) from None
+    if stated["output"] == "json":
+        # One line for each sampler, so that a reader need not know how many there are.
+        for result in results:
+            print(json.dumps(result, ensure_ascii=False))
+        return OK
+    from rich.table import Table
+
+    titles = {
+        "sampler": "sampler",
+        "boots_90": "90 %",
+        "boots_95": "95 %",
+        "boots_99": "99 %",
+        "score": "score",
+        "infeasible_first_30": "failed of 30",
+        "infeasible": "failed",
+        "wrong_skips": "wrong skips",
+        "sampler_s": "s",
+    }
+    shown = Table(
+        title=f"{results[0]['table']}: medians of {counts['seeds']} seeds, "
+        f"{counts['budget']} boots; boots to a share of the hypervolume"
+    )
+    for key, title in titles.items():
+        shown.add_column(title, justify="left" if key == "sampler" else "right")
+    for result in results:
+        shown.add_row(*(str(result[key]) for key in titles))
+    out.print(shown)
+    return OK
+
+
 VERBS: dict[str, tuple[Callable[[Call], int], str]] = {
     "run": (_run, "boot, prove and measure until the budget is spent; resumes where it stopped"),
     "plan": (
@@ -334,5 +416,9 @@ VERBS: dict[str, tuple[Callable[[Call], int], str]] = {
     "show": (_show, "the front and all trials of a study, from disk"),
     "export": (_export, "recipes of the winners (export.format=shell export.pick=all)"),
     "diagnose": (_diagnose, "what happened to an engine, from its log: diagnose LOG engine=NAME"),
+    "replay": (
+        _replay,
+        "searches against a table of boots: replay TABLE.csv.gz sampler=NAME[,NAME]",
+    ),
     "ui": (_ui, "the MLflow UI on the study's store"),
 }

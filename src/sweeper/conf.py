@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
@@ -25,7 +25,10 @@ from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sweeper.core.architecture import ELSEWHERE, FACTS, TEXT_FACTS
+from sweeper.core.objectives import OBJECTIVES
 from sweeper.core.pairs import Pairs, Point, Scalar, text
+from sweeper.core.quality import Guard
 from sweeper.core.space import (
     OPS,
     Axis,
@@ -36,9 +39,9 @@ from sweeper.core.space import (
     SpaceError,
     suggestion,
 )
-from sweeper.core.study import Budget, SamplerChoice, Study
+from sweeper.core.study import Budget, Confirm, SamplerChoice, Study
 from sweeper.core.typed import FieldError
-from sweeper.core.workload import Workload
+from sweeper.core.workload import Repeats, Workload
 from sweeper.engines import Engine, EngineOptions, ModelFacts, load_engine
 from sweeper.models import ModelChoice
 from sweeper.places import GROUPS, ConfDirs, ConfError
@@ -46,8 +49,17 @@ from sweeper.recipe import FORMATS, PICKS
 from sweeper.trial import MODEL_VARIANT
 
 _OPEN_MAPPINGS = (
-    "space", "engine.params", "engine.env", "model.variants", "model.facts", "workload.request",
+    "space", "engine.params", "engine.env", "model.variants", "model.facts",
+    "model.variant_facts", "workload.request",
+    "workload.chat_template",
 )  # fmt: skip
+_REPLACED = {
+    "workload.runs": "repeats follow the samples: set workload.repeats.least and "
+    "workload.repeats.most",
+    "workload.warmup_runs": "warm-up ends by a test: set workload.repeats.warmup_min and "
+    "workload.repeats.warmup_max",
+}
+"""Keys of earlier versions, and what to write instead."""
 SAMPLERS = ("tpe", "nsga2", "random", "qmc")
 
 
@@ -79,26 +91,54 @@ class ModelSchema:
     sha256: str | None = None
     variants: dict[str, str] = field(default_factory=dict)
     draft_path: str | None = None
+    facts_yield: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
+    variant_facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class HardwareSchema:
     name: str = MISSING
     memory_limit: Any = None
+    device_memory: Any = None
+    unified: bool = False
+
+
+_REPEATS = Repeats()
+
+
+@dataclass
+class RepeatsSchema:
+    least: int = _REPEATS.least
+    most: int = _REPEATS.most
+    interval: float | None = _REPEATS.interval
+    confidence: float = _REPEATS.confidence
+    racing: bool = _REPEATS.racing
+    warmup_min: int = _REPEATS.warmup_min
+    warmup_max: int = _REPEATS.warmup_max
+    warmup_tokens: int = _REPEATS.warmup_tokens
 
 
 @dataclass
 class WorkloadSchema:
     name: str = MISSING
-    prompt: str = MISSING
+    api: str = "completion"
+    prompt: str = ""
+    prompt_tokens: list[int] = field(default_factory=list)
+    to_window: bool = False
+    streams: list[int] = field(default_factory=lambda: [1])
     max_tokens: int = MISSING
-    warmup_runs: int = 1
-    runs: int = 5
-    proof_answer_tokens: int = 32
+    minutes: float | None = None
+    repeats: RepeatsSchema = field(default_factory=RepeatsSchema)
+    fresh_prefix: bool = True
+    cached_runs: int = 0
+    ignore_eos: bool = True
     temperature: float = 0.0
     seed: int | None = 0
+    chat_template: dict[str, Any] = field(default_factory=dict)
     request: dict[str, Any] = field(default_factory=dict)
+    proof_answer_tokens: int = 32
+    proof_turns: int = 0
     request_timeout_s: float = 600.0
     silence_timeout_s: float = 300.0
 
@@ -122,6 +162,28 @@ class SamplerSchema:
 
 
 @dataclass
+class GuardSchema:
+    prefix_min_tokens: int | None = 4
+    end_prefix_min_share: float | None = 0.1
+    logprob_drop_max: float | None = 0.5
+    mean_logprob_min: float | None = None
+    prefix_warn_share: float | None = 0.5
+    logprob_drop_warn: float | None = 0.1
+    reference: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ConfirmSchema:
+    rounds: int = 1
+    boots: int = 8
+
+
+@dataclass
+class ProofSchema:
+    boots: int = 1
+
+
+@dataclass
 class ExportSchema:
     format: str = "shell"
     pick: str = "all"
@@ -131,6 +193,12 @@ class ExportSchema:
 @dataclass
 class PlanSchema:
     points: int = 5
+
+
+@dataclass
+class LeaderboardSchema:
+    studies: list[str] = field(default_factory=list)
+    workload: str | None = None
 
 
 @dataclass
@@ -144,6 +212,7 @@ class Schema:
     model: ModelSchema = field(default_factory=ModelSchema)
     hardware: HardwareSchema = field(default_factory=HardwareSchema)
     workload: WorkloadSchema = field(default_factory=WorkloadSchema)
+    also: list[str] = field(default_factory=list)
     tracking: TrackingSchema = field(default_factory=TrackingSchema)
     name: str | None = None
     description: str = ""
@@ -154,11 +223,17 @@ class Schema:
     budget: BudgetSchema = field(default_factory=BudgetSchema)
     sampler: SamplerSchema = field(default_factory=SamplerSchema)
     retries: int = 1
+    guard: GuardSchema = field(default_factory=GuardSchema)
+    proof: ProofSchema = field(default_factory=ProofSchema)
+    confirm: ConfirmSchema = field(default_factory=ConfirmSchema)
+    mix_conditions: bool = False
+    objectives: list[str] = field(default_factory=lambda: list(OBJECTIVES[:2]))
     studies_dir: str | None = None
     output: str = "text"
     export: ExportSchema = field(default_factory=ExportSchema)
     plan: PlanSchema = field(default_factory=PlanSchema)
     ui: UiSchema = field(default_factory=UiSchema)
+    leaderboard: LeaderboardSchema = field(default_factory=LeaderboardSchema)
 
 
 # --- the gate ---------------------------------------------------------------------------------
@@ -181,6 +256,29 @@ class Loaded:
     export_trial: int | None
     plan_points: int
     ui_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaderboard:
+    """Studies to be shown in one table, by what each of them reached on one workload."""
+
+    name: str
+    description: str
+    studies: tuple[str, ...]
+    workload: str | None
+    studies_dir: Path
+    output: str
+
+
+class LeaderboardError(ConfError):
+    """A leaderboard was named where a study is asked for; `board` is what was named."""
+
+    def __init__(self, board: Leaderboard) -> None:
+        super().__init__(
+            f"{board.name} is a leaderboard, which is shown, not run: `python -m sweeper show "
+            f"+study={board.name}`. Run its studies one by one: {', '.join(board.studies)}"
+        )
+        self.board = board
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,21 +337,13 @@ def _shown(path: Path) -> str:
 def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
     """Return the checked study that the configs and overrides describe.
 
-    Raises ConfError for every mistake that can be seen without the model and the engine.
+    Raises ConfError for every mistake that can be seen without the model and the engine, and
+    LeaderboardError where they name no study but a table of several.
     """
-    # `study=x` is what one types; Hydra wants a + since no study is in the defaults list.
-    stated = [f"+{each}" if each.startswith("study=") else each for each in overrides]
-    config, sources = _composed(stated, dirs)
-    schema = _typed(config, sources)
-    if schema.name is None:
-        names = ", ".join(dirs.options("study"))
-        raise ConfError(f"no study was chosen: add +study=NAME (there are: {names})")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", schema.name):
-        raise ConfError(
-            f"name: {schema.name!r} ({sources.where('name')}) names a folder: use letters, digits, "
-            "dots, dashes and underscores only"
-        )
-    _one_of("output", schema.output, ("text", "json"), sources)
+    schema, sources = _read(overrides, dirs)
+    if (board := _leaderboard(schema, dirs, sources)) is not None:
+        raise LeaderboardError(board)
+    assert schema.name is not None
     _one_of("export.format", schema.export.format, tuple(FORMATS), sources)
     _one_of("export.pick", schema.export.pick, tuple(PICKS), sources)
     _one_of("sampler.name", schema.sampler.name, SAMPLERS, sources)
@@ -261,6 +351,9 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
         ("budget.boots", schema.budget.boots, 1),
         ("retries", schema.retries, 0),
         ("sampler.startup", schema.sampler.startup, 1),
+        ("confirm.rounds", schema.confirm.rounds, 0),
+        ("confirm.boots", schema.confirm.boots, 0),
+        ("proof.boots", schema.proof.boots, 0),
         ("plan.points", schema.plan.points, 0),
         ("ui.port", schema.ui.port, 1),
     ):
@@ -295,7 +388,17 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
             raise ConfError(
                 f"{key}: is not a name an environment variable can have ({sources.where(key)})"
             )
-    study = _study(schema, space, enqueue, sources)
+    if tuple(schema.objectives) not in (OBJECTIVES[:2], OBJECTIVES):
+        raise ConfError(
+            f"objectives: must be [{', '.join(OBJECTIVES[:2])}] or [{', '.join(OBJECTIVES)}], got "
+            f"[{', '.join(schema.objectives)}] ({sources.where('objectives')})"
+        )
+    if len(schema.objectives) > 2 and engine.wire.scoring is None:
+        raise ConfError(
+            f"objectives: engine {schema.engine.name} cannot tell the log-probability of a text, "
+            f"which is what quality is measured by ({sources.where('objectives')})"
+        )
+    study = _study(schema, space, enqueue, _also(schema, dirs, sources), sources)
     options = EngineOptions(
         binary=schema.engine.binary,
         python=schema.engine.python,
@@ -327,12 +430,85 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
     )
 
 
+def _read(overrides: Sequence[str], dirs: ConfDirs) -> tuple[Schema, _Sources]:
+    """Return what the configs and overrides say, of a name that can name a folder."""
+    # `study=x` is what one types; Hydra wants a + since no study is in the defaults list.
+    stated = [f"+{each}" if each.startswith("study=") else each for each in overrides]
+    config, sources = _composed(stated, dirs)
+    schema = _typed(config, sources, Schema)
+    if schema.name is None:
+        names = ", ".join(dirs.options("study"))
+        raise ConfError(f"no study was chosen: add +study=NAME (there are: {names})")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", schema.name):
+        raise ConfError(
+            f"name: {schema.name!r} ({sources.where('name')}) names a folder: use letters, digits, "
+            "dots, dashes and underscores only"
+        )
+    _one_of("output", schema.output, ("text", "json"), sources)
+    if schema.model.path is not None and any(
+        each.lstrip("+").startswith("model.path=") for each in stated
+    ):
+        # A file that is asked for is the only one, whatever variants the model has.
+        schema.model.variants, schema.model.variant_facts = {}, {}
+    return schema, sources
+
+
+def _leaderboard(schema: Schema, dirs: ConfDirs, sources: _Sources) -> Leaderboard | None:
+    stated = schema.leaderboard
+    if not stated.studies:
+        return None
+    assert schema.name is not None
+    for key, names, group in (
+        ("leaderboard.studies", stated.studies, "study"),
+        ("leaderboard.workload", [stated.workload] if stated.workload else [], "workload"),
+    ):
+        for each in names:
+            if each not in dirs.options(group):
+                raise ConfError(
+                    f"{key}: there is no {group} called {each}"
+                    f"{suggestion(each, dirs.options(group))} ({sources.where(key)})"
+                )
+    return Leaderboard(
+        name=schema.name,
+        description=schema.description,
+        studies=tuple(stated.studies),
+        workload=stated.workload,
+        studies_dir=_studies_dir(schema, dirs),
+        output=schema.output,
+    )
+
+
+def outline(study: str, dirs: ConfDirs) -> dict[str, Any]:
+    """Return what a study is, by the names in its own file; nothing is composed or checked."""
+    file = next(each / "study" / f"{study}.yaml" for each in dirs.dirs
+                if (each / "study" / f"{study}.yaml").is_file())  # fmt: skip
+    root = next(each / "config.yaml" for each in dirs.dirs if (each / "config.yaml").is_file())
+    chosen: dict[str, str] = {}
+    stated: dict[str, Any] = {}
+    for path in (root, file):
+        try:
+            stated = yaml.safe_load(path.read_text()) or {}
+        except yaml.YAMLError as error:
+            raise ConfError(_yaml_words(error)) from None
+        for entry in stated.get("defaults", ()) if isinstance(stated, dict) else ():
+            if isinstance(entry, dict):
+                chosen |= {str(key).rpartition(" ")[2].strip("/"): v for key, v in entry.items()}
+    if not isinstance(stated, dict):
+        stated = {}
+    return {
+        "study": stated.get("name", study),
+        "description": stated.get("description", ""),
+        **{group: chosen.get(group, "none") for group in ("engine", "model", "hardware")},
+        "workloads": [chosen.get("workload", "none"), *stated.get("also", ())],
+    }
+
+
 def _composed(overrides: list[str], dirs: ConfDirs) -> tuple[DictConfig, _Sources]:
     with _hydra(dirs) as hydra:
         try:
             config = hydra.compose_config(
-                config_name="config", overrides=overrides, run_mode=RunMode.RUN,
-                from_shell=True, with_log_configuration=False,
+                config_name="config", overrides=[_settable(each) for each in overrides],
+                run_mode=RunMode.RUN, from_shell=True, with_log_configuration=False,
             )  # fmt: skip
         # Hydra lets plain Python errors through where an override does not fit what it overrides.
         except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
@@ -352,6 +528,21 @@ def _composed(overrides: list[str], dirs: ConfDirs) -> tuple[DictConfig, _Source
     OmegaConf.set_struct(config, False)
     config.pop("hydra")
     return config, _Sources(overrides=tuple(overrides), files=(*files, ("", root)))
+
+
+def _settable(override: str) -> str:
+    """Return an override such that a key that sweeper knows can be set where no file names it."""
+    key, equals, _ = override.partition("=")
+    node: Any = Schema
+    for part in key.split("."):
+        if not dataclasses.is_dataclass(node):
+            return override
+        found = {each.name: each for each in dataclasses.fields(node)}.get(part)
+        if found is None:
+            return override
+        node = found.default_factory
+    # A group is chosen by its name: it cannot be added to.
+    return f"++{override}" if equals and not dataclasses.is_dataclass(node) else override
 
 
 @contextmanager
@@ -415,6 +606,9 @@ def _hydra_words(hydra: Hydra, error: Exception, overrides: Sequence[str], dirs:
             groups_chosen.append(override)
     if found := re.search(r"Could not override '([^']+)'", words):
         key = found[1]
+        if key in _REPLACED:
+            place = next((each for each in overrides if each.startswith(f"{key}=")), key)
+            return f"{key}: no longer exists; {_REPLACED[key]} (on the command line, {place})"
         parent, _, last = key.rpartition(".")
         place = next((each for each in overrides if each.startswith(f"{key}=")), key)
         try:
@@ -447,20 +641,30 @@ def _asking(group: str, name: str, overrides: Sequence[str], dirs: ConfDirs) -> 
     return "the defaults of config.yaml"
 
 
-def _typed(config: DictConfig, sources: _Sources) -> Schema:
+_AnySchema = TypeVar("_AnySchema")
+
+
+def _typed(
+    config: DictConfig, sources: _Sources, schema: type[_AnySchema], within: str = ""
+) -> _AnySchema:
+    """Return a composed config as its schema; `within` is where that stands in the whole."""
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Schema), config)
-        schema = OmegaConf.to_object(merged)
+        merged = OmegaConf.merge(OmegaConf.structured(schema), config)
+        typed = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        key = str(error.full_key or error.key or "")
+        key = within + str(error.full_key or error.key or "")
         words = str(error.msg or error).splitlines()[0]
         if key == "study":
             words = "its first line must be `# @package _global_`, and it must be a mapping"
+        elif key in _REPLACED:
+            words = f"no longer exists; {_REPLACED[key]}"
+        elif "missing mandatory value" in words:
+            words = "must be given"
         elif words.startswith("Key ") and " not in " in words:
             words = f"unknown key{suggestion(key.rsplit('.', 1)[-1], _keys_beside(key))}"
         raise ConfError(f"{key}: {words} ({sources.where(key)})") from None
-    assert isinstance(schema, Schema)
-    return schema
+    assert isinstance(typed, schema)
+    return typed
 
 
 def _keys_beside(key: str) -> list[str]:
@@ -479,42 +683,30 @@ def _one_of(key: str, value: str, allowed: Sequence[str], sources: _Sources) -> 
         raise ConfError(f"{key}: {value} is not one of {', '.join(allowed)} ({sources.where(key)})")
 
 
-def _study(schema: Schema, space: Space, enqueue: tuple[Point, ...], sources: _Sources) -> Study:
+def _study(
+    schema: Schema,
+    space: Space,
+    enqueue: tuple[Point, ...],
+    also: tuple[Workload, ...],
+    sources: _Sources,
+) -> Study:
     assert schema.name is not None
-    try:
-        request = Pairs(schema.workload.request)
-    except TypeError as error:
-        key = "workload.request"
-        raise ConfError(f"{key}: {error} ({sources.where(key)})") from None
-    try:
-        workload = Workload(
-            **{
-                **{
-                    each.name: getattr(schema.workload, each.name)
-                    for each in dataclasses.fields(WorkloadSchema)
-                },
-                "request": request,
-            }
-        )
-    except ValueError as error:
-        name = str(error).split(":", 1)[0]
-        raise ConfError(f"workload.{error} ({sources.where(f'workload.{name}')})") from None
     for key, seconds in (
         ("engine.boot_timeout_s", schema.engine.boot_timeout_s),
         ("engine.first_request_timeout_s", schema.engine.first_request_timeout_s),
         ("engine.stop_timeout_s", schema.engine.stop_timeout_s),
-        ("workload.request_timeout_s", schema.workload.request_timeout_s),
-        ("workload.silence_timeout_s", schema.workload.silence_timeout_s),
     ):
         if not 0 < seconds < math.inf:
             raise ConfError(
                 f"{key}: must be a number of seconds above 0, got {seconds} ({sources.where(key)})"
             )
-    try:
-        limit = parse_bytes(schema.hardware.memory_limit)
-    except ValueError as error:
-        key = "hardware.memory_limit"
-        raise ConfError(f"{key}: {error} ({sources.where(key)})") from None
+    sizes = {}
+    for name in ("memory_limit", "device_memory"):
+        try:
+            sizes[name] = parse_bytes(getattr(schema.hardware, name))
+        except ValueError as error:
+            key = f"hardware.{name}"
+            raise ConfError(f"{key}: {error} ({sources.where(key)})") from None
     return Study(
         name=schema.name,
         description=schema.description,
@@ -531,26 +723,167 @@ def _study(schema: Schema, space: Space, enqueue: tuple[Point, ...], sources: _S
         engine_extra_args=tuple(schema.engine.extra_args),
         model_name=schema.model.name,
         hardware_name=schema.hardware.name,
-        memory_limit_bytes=limit,
-        workload=workload,
+        memory_limit_bytes=sizes["memory_limit"],
+        workload=_workload(schema.workload, sources),
+        also=also,
+        guard=_guard(schema, sources),
+        reference=_reference(schema, space, sources),
+        confirm=Confirm(rounds=schema.confirm.rounds, boots=schema.confirm.boots),
+        proof_boots=schema.proof.boots,
+        mix_conditions=schema.mix_conditions,
+        device_memory_bytes=sizes["device_memory"],
+        unified_memory=schema.hardware.unified,
+        objectives=tuple(schema.objectives),
     )
 
 
-def _model(schema: Schema, sources: _Sources) -> ModelChoice:
+def _workload(schema: WorkloadSchema, sources: _Sources) -> Workload:
+    """Return the checked workload; raises ConfError with the key and where it stands."""
+    mappings = {}
+    for name in ("request", "chat_template"):
+        try:
+            mappings[name] = Pairs(getattr(schema, name))
+        except TypeError as error:
+            key = f"workload.{name}"
+            raise ConfError(f"{key}: {error} ({sources.where(key)})") from None
+    plain = {each.name: getattr(schema, each.name) for each in dataclasses.fields(schema)}
     try:
-        facts = Pairs(schema.model.facts)
-    except TypeError as error:
-        raise ConfError(f"model.facts: {error} ({sources.where('model.facts')})") from None
+        return Workload(
+            **{
+                **plain,
+                **mappings,
+                "repeats": Repeats(**dataclasses.asdict(schema.repeats)),
+                "prompt_tokens": tuple(schema.prompt_tokens),
+                "streams": tuple(schema.streams),
+            }
+        )
+    except ValueError as error:
+        key = f"workload.{str(error).split(':', 1)[0]}"
+        raise ConfError(f"workload.{error} ({sources.where(key)})") from None
+
+
+def _also(schema: Schema, dirs: ConfDirs, sources: _Sources) -> tuple[Workload, ...]:
+    """Return the further workloads that the study names, each as its own file says it."""
+    where = sources.where("also")
+    workloads: list[Workload] = []
+    taken = {schema.workload.name: "the study's own workload"}
+    for option in schema.also:
+        file = next(
+            (
+                each / "workload" / f"{option}.yaml"
+                for each in dirs.dirs
+                if (each / "workload" / f"{option}.yaml").is_file()
+            ),
+            None,
+        )
+        if file is None:
+            raise ConfError(
+                f"also: there is no workload called {option}"
+                f"{suggestion(option, dirs.options('workload'))} ({where})"
+            )
+        with _hydra(dirs) as hydra:
+            try:
+                config = hydra.compose_config(
+                    config_name=f"workload/{option}", overrides=[], run_mode=RunMode.RUN,
+                    from_shell=False, with_log_configuration=False,
+                )  # fmt: skip
+            except (HydraException, OmegaConfBaseException) as error:
+                words = " ".join(str(error).split())
+                raise ConfError(f"also: {option}: {words} (in {_shown(file)})") from None
+            except yaml.YAMLError as error:
+                raise ConfError(_yaml_words(error)) from None
+        raw = config.get("workload")
+        if not isinstance(raw, DictConfig):
+            raise ConfError(f"also: {option} says nothing (in {_shown(file)})")
+        of_file = _Sources(overrides=(), files=(("workload", file),))
+        workload = _workload(_typed(raw, of_file, WorkloadSchema, "workload."), of_file)
+        if workload.name in taken:
+            raise ConfError(
+                f"also: {option} is called {workload.name}, and so is {taken[workload.name]}: "
+                f"every workload of a study needs a name of its own ({where})"
+            )
+        taken[workload.name] = "one before it"
+        workloads.append(workload)
+    return tuple(workloads)
+
+
+def _guard(schema: Schema, sources: _Sources) -> Guard:
+    limits = {
+        each.name: getattr(schema.guard, each.name)
+        for each in dataclasses.fields(schema.guard)
+        if each.name != "reference"
+    }
+    try:
+        return Guard(**limits)
+    except ValueError as error:
+        key = "guard." + str(error).split(":", 1)[0]
+        raise ConfError(f"guard.{error} ({sources.where(key)})") from None
+
+
+def _reference(schema: Schema, space: Space, sources: _Sources) -> Pairs:
+    axes = {axis.name: axis for axis in space.axes}
+    for name, value in schema.guard.reference.items():
+        key = f"guard.reference.{name}"
+        if name not in axes:
+            raise ConfError(
+                f"{key}: is no axis of the space{suggestion(name, tuple(axes))} "
+                f"({sources.where(key)})"
+            )
+        if value not in axes[name].values:
+            known = ", ".join(text(each) for each in axes[name].values)
+            raise ConfError(
+                f"{key}: {value} is not one of the axis's values: {known} ({sources.where(key)})"
+            )
+    return Pairs(schema.guard.reference)
+
+
+def _model(schema: Schema, sources: _Sources) -> ModelChoice:
+    variants = schema.model.variants
+    variant_facts = []
+    for name, stated in schema.model.variant_facts.items():
+        key = f"model.variant_facts.{name}"
+        if name not in variants:
+            raise ConfError(
+                f"{key}: is not one of model.variants{suggestion(name, tuple(variants))} "
+                f"({sources.where(key)})"
+            )
+        if not isinstance(stated, Mapping):
+            raise ConfError(f"{key}: must be a mapping, got {stated!r} ({sources.where(key)})")
+        variant_facts.append((name, _model_facts(key, stated, sources)))
     return ModelChoice(
         name=schema.model.name,
         path=schema.model.path,
         package=schema.model.package,
         package_module=schema.model.package_module,
         sha256=schema.model.sha256,
-        variants=Pairs(schema.model.variants),
+        variants=Pairs(variants),
         draft_path=schema.model.draft_path,
-        facts=facts,
+        facts_yield=schema.model.facts_yield,
+        facts=_model_facts("model.facts", schema.model.facts, sources),
+        variant_facts=tuple(variant_facts),
     )
+
+
+def _model_facts(key: str, stated: Mapping[str, Any], sources: _Sources) -> Pairs:
+    """Return what a study states of a model; raises ConfError for what no model has."""
+    for name, value in stated.items():
+        place = f"{key}.{name}"
+        if name not in FACTS:
+            raise ConfError(
+                f"{place}: is not a fact of a model"
+                f"{suggestion(ELSEWHERE.get(name, name), tuple(FACTS))} ({sources.where(place)})"
+            )
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        right = isinstance(value, str) if name in TEXT_FACTS else number and value >= 0
+        if value is not None and not right and not isinstance(value, list | dict):
+            wanted = "text" if name in TEXT_FACTS else "a number, 0 or more"
+            raise ConfError(
+                f"{place}: {FACTS[name]}; must be {wanted}, got {value!r} ({sources.where(place)})"
+            )
+    try:
+        return Pairs({name: value for name, value in stated.items() if value is not None})
+    except TypeError as error:
+        raise ConfError(f"{key}: {error} ({sources.where(key)})") from None
 
 
 def _studies_dir(schema: Schema, dirs: ConfDirs) -> Path:
@@ -622,7 +955,7 @@ def _check_settings(
                 if error.key in ("extra_args", "env"):
                     key = f"engine.{error.key}"
                 raise ConfError(f"{key}: {error.message} ({sources.where(key)})") from None
-            if MODEL_VARIANT in axis.sets and str(value) not in schema.model.variants:
+            if MODEL_VARIANT in axis.sets and str(value) not in _axis_variants(schema, axis.sets):
                 known = ", ".join(schema.model.variants) or "none"
                 raise ConfError(
                     f"space.{axis.name}: {text(value)} is not one of model.variants ({known}) "
@@ -634,7 +967,7 @@ def _check_settings(
 
 
 def _space(schema: Schema, engine: Engine) -> Space:
-    axes = tuple(_axis(str(name), raw, engine) for name, raw in schema.space.items())
+    axes = tuple(_axis(str(name), raw, engine, schema) for name, raw in schema.space.items())
     rules = tuple(_rule(index, raw) for index, raw in enumerate(schema.rules))
     space = Space(axes=axes, rules=rules)
     if next(space.points(), None) is None:
@@ -653,7 +986,13 @@ def _space(schema: Schema, engine: Engine) -> Space:
 _AXIS_KEYS = ("choices", "range", "step", "ordered", "sets", "when")
 
 
-def _axis(name: str, raw: Any, engine: Engine) -> Axis:
+def _axis_variants(schema: Schema, sets: Sequence[str]) -> tuple[str, ...]:
+    """Return the values of an axis of variants: those of the model, or its one file by its name."""
+    alone = (schema.model.name,) if tuple(sets) == (MODEL_VARIANT,) else ()
+    return tuple(schema.model.variants) or alone
+
+
+def _axis(name: str, raw: Any, engine: Engine, schema: Schema) -> Axis:
     key = f"space.{name}"
     if isinstance(raw, list):
         raw = {"choices": raw}
@@ -666,9 +1005,13 @@ def _axis(name: str, raw: Any, engine: Engine) -> Axis:
     for each in raw:
         if each not in _AXIS_KEYS:
             raise SpaceError(f"{key}.{each}", f"unknown key{suggestion(str(each), _AXIS_KEYS)}")
-    if ("choices" in raw) == ("range" in raw):
+    values: tuple[Scalar, ...]
+    if raw.get("sets") in (MODEL_VARIANT, [MODEL_VARIANT]) and not {"choices", "range"} & {*raw}:
+        values = _axis_variants(schema, (MODEL_VARIANT,))
+    elif ("choices" in raw) == ("range" in raw):
         raise SpaceError(key, "needs either choices or range")
-    values = _choices(key, raw["choices"]) if "choices" in raw else _range(key, raw)
+    else:
+        values = _choices(key, raw["choices"]) if "choices" in raw else _range(key, raw)
     ordered = raw.get("ordered")
     if ordered is None:
         ordered = all(
@@ -789,8 +1132,9 @@ def _operands(values: Sequence[Any], key: str) -> tuple[Scalar, ...]:
 
 
 def _enqueued(schema: Schema, space: Space) -> tuple[Point, ...]:
-    points = []
-    for index, raw in enumerate(schema.enqueue):
+    points: list[Point] = []
+    ours = _for_this_model(schema, space)
+    for index, raw in enumerate(ours):
         key = f"enqueue[{index}]"
         if not isinstance(raw, dict):
             raise SpaceError(key, f"must map axes to values, got {raw!r}")
@@ -804,7 +1148,25 @@ def _enqueued(schema: Schema, space: Space) -> tuple[Point, ...]:
         if rule is not None:
             raise SpaceError(key, f"is forbidden by a rule: {rule.reason}")
         points.append(point)
-    return tuple(points)
+    return tuple(dict.fromkeys(points))
+
+
+def _for_this_model(schema: Schema, space: Space) -> list[Any]:
+    """Return the guesses; those made for another model's variants, for the first of this one's.
+
+    Only where not one of the variants that they name exists: the study was given another model,
+    and what was guessed of all else may still be good.
+    """
+    axis = next((each for each in space.axes if each.sets == (MODEL_VARIANT,)), None)
+    if axis is None or "choices" in schema.space[axis.name]:
+        return schema.enqueue
+    named = [raw[axis.name] for raw in schema.enqueue if isinstance(raw, dict) and axis.name in raw]
+    if not named or any(str(each) in axis.values for each in named):
+        return schema.enqueue
+    return [
+        {**raw, axis.name: axis.values[0]} if isinstance(raw, dict) and axis.name in raw else raw
+        for raw in schema.enqueue
+    ]
 
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,

@@ -17,6 +17,8 @@ from typing import Any
 from rich.console import Console
 
 from sweeper.conf import Loaded
+from sweeper.core.comparable import Scope, incomparable
+from sweeper.core.known import known_from
 from sweeper.core.outcome import (
     Attempt,
     Broken,
@@ -26,7 +28,8 @@ from sweeper.core.outcome import (
     Measured,
     kind,
 )
-from sweeper.core.pairs import Pairs
+from sweeper.core.pairs import Pairs, Point
+from sweeper.core.standing import Fallen, fallen, front_among, unconfirmed
 from sweeper.core.study import differences
 from sweeper.engines import EngineOptions, ModelFacts
 from sweeper.host import host_facts, load
@@ -36,7 +39,6 @@ from sweeper.record.attempts import Attempts, RecordError
 from sweeper.record.tracking import FinalReport, Tracking
 from sweeper.record.tracking import Progress as StudyProgress
 from sweeper.report import (
-    front_of,
     front_rows,
     hypervolume_of,
     write_front_html,
@@ -73,6 +75,9 @@ class Summary:
     recipes: tuple[Path, ...]
     tracking_uri: str | None
     tracking_failures: int
+    fallen: tuple[Fallen, ...] = ()
+    unconfirmed: int = 0
+    differences: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as one JSON document."""
@@ -86,6 +91,11 @@ class Summary:
             "attempts": len(self.attempts),
             "outcomes": counts,
             "front": front_rows(self.attempts),
+            "fallen": [
+                {"attempt": each.attempt.number, "why": each.fall.value, "words": each.explanation}
+                for each in self.fallen
+            ],
+            "unconfirmed": self.unconfirmed,
             "folder": str(self.folder),
             "recipes": [str(path) for path in self.recipes],
             "tracking_uri": self.tracking_uri,
@@ -96,7 +106,24 @@ class Summary:
     def next_steps(self) -> tuple[str, ...]:
         """Where to look next, in lines for a terminal."""
         verb = f"{_python()} -m sweeper"
-        lines = [f"{self.why}: {self.boots} boots in this run, {len(self.attempts)} in all"]
+        again = sum(each.confirms is not None for each in self.attempts)
+        lines = [
+            f"{self.why}: {self.boots} boots in this run, {len(self.attempts) - again} in all"
+            + (f", and {again} to measure the front again" if again else "")
+        ]
+        lines += [
+            f"dropped   attempt {each.attempt.number}: {each.explanation}" for each in self.fallen
+        ]
+        if self.unconfirmed:
+            lines.append(
+                f"doubtful  {self.unconfirmed} members of the front were not measured again yet"
+            )
+        if self.differences:
+            lines.append("changed   " + "; ".join(self.differences))
+            lines.append(
+                "          go on under another name (name=OTHER), or compare them all the same: "
+                "mix_conditions=true"
+            )
         if self.recipes:
             lines.append(f"recipes   {self.recipes[0].parent}  (start one: bash {self.recipes[0]})")
         if self.attempts:
@@ -178,6 +205,9 @@ def job_of(loaded: Loaded, models: dict[str | None, ModelFacts], options: Engine
         name: str(cache_folder(loaded) / name.lower())
         for name in loaded.engine.wire.cache_variables
     }
+    hardware = Pairs(hardware=study.hardware_name, memory_limit_bytes=study.memory_limit_bytes)
+    if study.device_memory_bytes is not None:
+        hardware = hardware.with_(device_memory_bytes=study.device_memory_bytes)
     return Job(
         study=study.name,
         engine=loaded.engine,
@@ -186,7 +216,11 @@ def job_of(loaded: Loaded, models: dict[str | None, ModelFacts], options: Engine
         models=models,
         space=study.space,
         workload=study.workload,
-        hardware=Pairs(hardware=study.hardware_name, memory_limit_bytes=study.memory_limit_bytes),
+        also=study.also,
+        guard=study.guard,
+        objectives=study.objectives,
+        proof_boots=study.proof_boots,
+        hardware=hardware,
         host=host_facts(),
     )
 
@@ -297,29 +331,79 @@ class _Run:
                 self.search,
                 boot=self.boot,
                 next_number=self.store.next_number,
+                comparable=self.comparable,
                 recorded=self.recorded,
             )
+            if ended.fault is None and ended.why is not Stop.INCOMPARABLE:
+                self.confirm()
         except KeyboardInterrupt:
-            boots = len(self.attempts) - before
+            boots = sum(each.confirms is None for each in self.attempts[before:])
             return Ended(why=Stop.INTERRUPTED, boots=boots), True
         return ended, False
 
     def boot(self, proposal: Proposal, number: int) -> Attempt:
         self.view.booting(number, self.search.boots, proposal.point)
+        return self._attempt(proposal.point, number=number, trial=proposal.trial, racing=True)
+
+    def _attempt(
+        self, point: Point, *, number: int, trial: int, racing: bool, confirms: int | None = None
+    ) -> Attempt:
+        known = known_from(
+            self.attempts,
+            front_among(self.attempts) if racing else None,
+            weights=self.job.model(point).sha256,
+            reference=self.loaded.study.reference or None,
+        )
         partial = self.store.begin(number)
         try:
             return attempt(
                 self.job,
-                proposal.point,
+                point,
                 number=number,
-                trial=proposal.trial,
+                trial=trial,
                 folder=partial,
                 registry=self.registry,
                 watch=self.view.progress,
+                known=known,
+                confirms=confirms,
             )
         except BaseException:
             self.store.discard(number)
             raise
+
+    def confirm(self) -> None:
+        """Boot the members of the front afresh and measure them again, in interleaved order.
+
+        What takes the place of a member that does not hold is measured again as well, as long as
+        the boots for it last.
+        """
+        choice = self.loaded.study.confirm
+        left = choice.boots
+        while left > 0 and choice.rounds > 0 and (members := unconfirmed(self.attempts)):
+            # Not in the order of the search, and every other round backwards: what changes with
+            # time on this machine must not fall on the same members each time.
+            order = [
+                each
+                for round_ in range(choice.rounds)
+                for each in (members if round_ % 2 == 0 else members[::-1])
+            ][:left]
+            for count, each in enumerate(order, start=1):
+                self.view.confirming(each.number, count, len(order), each.point)
+                done = self._attempt(
+                    each.point, number=self.store.next_number(), trial=each.trial, racing=False,
+                    confirms=each.number,
+                )  # fmt: skip
+                self.recorded(done)
+                left -= 1
+                if isinstance(done.outcome, HostFault):
+                    return
+
+    def comparable(self, done: Attempt) -> tuple[str, ...]:
+        """Return in what this attempt was made under other conditions than the first measured."""
+        if self.loaded.study.mix_conditions or not isinstance(done.outcome, Measured):
+            return ()
+        first = next(each for each in self.attempts if isinstance(each.outcome, Measured))
+        return incomparable(first, done, scope=Scope.STUDY, axes=self.job.space.axes)
 
     def recorded(self, done: Attempt) -> None:
         final = self.store.commit(done)
@@ -334,7 +418,7 @@ class _Run:
             shutil.rmtree(cache_folder(self.loaded), ignore_errors=True)
         if self.tracking is None:
             return
-        front = front_of(self.attempts)
+        front = front_among(self.attempts)
         measured = [each.outcome for each in self.attempts if isinstance(each.outcome, Measured)]
         self.tracking.attempt(done, final)
         self.tracking.front([each.number for each in front])
@@ -363,7 +447,7 @@ class _Run:
         """Write what a finished or stopped run leaves: the front, its pictures, recipes."""
         # From disk, which knows best: an interrupt may fall between storing and remembering.
         self.attempts = self.store.all()
-        front = front_of(self.attempts)
+        front = front_among(self.attempts)
         recipes: list[Path] = []
         files: list[Path] = []
         if self.attempts:
@@ -402,4 +486,9 @@ class _Run:
             recipes=tuple(recipes),
             tracking_uri=self.loaded.tracking_uri,
             tracking_failures=failures,
+            fallen=fallen(self.attempts),
+            unconfirmed=(
+                len(unconfirmed(self.attempts)) if self.loaded.study.confirm.rounds else 0
+            ),
+            differences=ended.differences,
         )

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from sweeper.core.front import Entry, hypervolume, pareto_front
+from sweeper.core.front import hypervolume
 from sweeper.core.outcome import Attempt, Infeasible, Measured, kind, name
 from sweeper.core.pairs import Pairs, Scalar, text
+from sweeper.core.standing import front_among, standing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,19 +50,6 @@ def measured_of(attempts: Iterable[Attempt]) -> list[tuple[Attempt, Measured]]:
     ]
 
 
-def front_of(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
-    """Return the attempts that none other beats in both speed and proven context, fastest first."""
-    measured = measured_of(attempts)
-    entries = (
-        Entry(
-            label=index,
-            objectives=(result.decode_tok_s.median, float(result.context.window_tokens)),
-        )
-        for index, (_, result) in enumerate(measured)
-    )
-    return tuple(measured[entry.label][0] for entry in pareto_front(entries))
-
-
 def reference_point(attempts: Iterable[Attempt]) -> tuple[float, float] | None:
     """Return where the hypervolume starts: no speed, half the smallest proven context.
 
@@ -80,7 +68,7 @@ def hypervolume_of(attempts: Iterable[Attempt]) -> float:
     return hypervolume(
         (
             (result.decode_tok_s.median, math.log2(result.context.window_tokens))
-            for _, result in measured_of(everyone)
+            for _, result in measured_of(standing(everyone))
         ),
         reference,
     )
@@ -114,13 +102,14 @@ def is_simulated(attempts: Iterable[Attempt]) -> bool:
 def front_rows(attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
     """Return the front as rows with equal keys, fastest first; None for what is not there."""
     everyone = list(attempts)
-    front = front_of(everyone)
+    front = front_among(everyone)
     axes = axes_of(front)
     return [_measured_row(attempt, result, axes) for attempt, result in measured_of(front)]
 
 
 def _measured_row(attempt: Attempt, result: Measured, axes: Sequence[str]) -> dict[str, Any]:
     speed, prefill, peak = result.decode_tok_s, result.prefill_tok_s, result.peak_bytes
+    quality = result.quality
     return {
         "attempt": attempt.number,
         **{axis: attempt.point.get(axis) for axis in axes},
@@ -132,6 +121,9 @@ def _measured_row(attempt: Attempt, result: Measured, axes: Sequence[str]) -> di
         "ttft_ms": result.ttft_s.median * 1000,
         "prefill_tok_s": prefill.median if prefill is not None else None,
         "peak_memory_mib": peak / _MIB if peak is not None else None,
+        "joules_per_token": result.figures[0].joules_per_token if result.figures else None,
+        "mean_logprob": quality.mean_logprob if quality is not None else None,
+        "confirms": attempt.confirms,
         "doubts": ", ".join(speed.doubts),
     }
 
@@ -140,7 +132,7 @@ def trial_rows(attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
     """Return every attempt as a row with equal keys, in order; None for what is not there."""
     everyone = sorted(attempts, key=lambda attempt: attempt.number)
     axes = axes_of(everyone)
-    front = {attempt.number for attempt in front_of(everyone)}
+    front = {attempt.number for attempt in front_among(everyone)}
     return [_trial_row(attempt, axes, attempt.number in front) for attempt in everyone]
 
 
@@ -186,7 +178,7 @@ class _Column:
 def front_table(attempts: Iterable[Attempt], *, width: int = 80) -> Table:
     """Return the front as a table that fits `width`; what had to be left out is said below it."""
     everyone = list(attempts)
-    front = front_of(everyone)
+    front = front_among(everyone)
     rows = front_rows(everyone)
     axes, same = _varied(front)
     columns = [
@@ -433,7 +425,7 @@ def write_front_png(attempts: Iterable[Attempt], path: Path) -> None:
 
 def _entitle(plot: Axes, everyone: Sequence[Attempt], measured: int, failed: int) -> None:
     subject = _subject(everyone).removesuffix(" · SIMULATED")
-    front = len(front_of(everyone))
+    front = len(front_among(everyone))
     plot.set_title(subject, loc="left", fontsize=12, fontweight="bold", color=_INK, pad=22)
     plot.text(
         0,
@@ -500,7 +492,7 @@ def _scale_context(plot: Axes, everyone: Sequence[Attempt], labels: Sequence[_La
 
 def _draw_measured(plot: Axes, measured: Sequence[tuple[Attempt, Measured]]) -> None:
     front = sorted(
-        measured_of(front_of([attempt for attempt, _ in measured])),
+        measured_of(front_among([attempt for attempt, _ in measured])),
         key=lambda each: each[1].context.proven_tokens,
     )
     leading = {attempt.number for attempt, _ in front}
@@ -544,7 +536,7 @@ class _Label:
 
 def _labels(everyone: Sequence[Attempt]) -> list[_Label]:
     """Return a label for each front point: its number, and what tells it from its neighbours."""
-    front = measured_of(front_of(everyone))
+    front = measured_of(front_among(everyone))
     axes, _ = _varied([attempt for attempt, _ in front])
     labels = []
     for attempt, result in front:
@@ -770,7 +762,7 @@ def _page_columns(everyone: Sequence[Attempt], rows: Sequence[Mapping[str, Any]]
         _column("#", rows, "attempt", str, rank=0),
         *(
             _column(axis, rows, axis, text, rank=0, right=False)
-            for axis in axes_of(front_of(everyone))
+            for axis in axes_of(front_among(everyone))
         ),
         _column("decode, tok/s", rows, "decode_tok_s", _figure, rank=0),
         _column("low", rows, "decode_tok_s_low", _figure, rank=0),
@@ -789,7 +781,9 @@ def _chart(everyone: Sequence[Attempt]) -> str:
     """Return the interactive chart as HTML with plotly inside it."""
     from plotly import graph_objects as go  # type: ignore[import-untyped,unused-ignore]
 
-    front = sorted(measured_of(front_of(everyone)), key=lambda each: each[1].context.proven_tokens)
+    front = sorted(
+        measured_of(front_among(everyone)), key=lambda each: each[1].context.proven_tokens
+    )
     leading = {attempt.number for attempt, _ in front}
     others = [each for each in measured_of(everyone) if each[0].number not in leading]
     figure = go.Figure()

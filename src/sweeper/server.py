@@ -144,6 +144,14 @@ class Server:
         self.ready_after_s = ready_after_s
         self._process = process
 
+    @property
+    def pid(self) -> int | None:
+        """The process at the root of the engine's tree; None where the server runs outside it."""
+        return None if self.launch.detached else self._process.popen.pid
+
+    is_here = True
+    """Whether the engine runs on this machine."""
+
     def alive(self) -> bool:
         """Tell whether the process still runs; reads what it has printed since."""
         self._process.read_log()
@@ -179,6 +187,17 @@ class Attached:
         self.ready_after_s = ready_after_s
         self._attach = attach
         self._began = time.monotonic()
+
+    @property
+    def pid(self) -> None:
+        """None: somebody else's process is not ours to watch."""
+        return
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the server runs on this machine, as its address tells."""
+        host = httpx.URL(self.base_url).host
+        return host in ("localhost", "::1") or host.startswith("127.")
 
     def alive(self) -> bool:
         """Tell whether it still answers."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sweeper.conf import Loaded, load, parse_bytes
+from sweeper.conf import LeaderboardError, Loaded, load, parse_bytes
 from sweeper.core.pairs import Pairs
+from sweeper.core.workload import Load, Repeats
 from sweeper.places import ConfError, conf_dirs
 
 STUDY = """\
@@ -69,7 +70,11 @@ def test_the_quickstart_composes_from_what_ships(tmp_path: Path) -> None:
 def test_every_study_that_ships_composes(tmp_path: Path) -> None:
     dirs = conf_dirs(cwd=tmp_path)
     for name in dirs.options("study"):
-        assert load([f"study={name}"], dirs).study.name == name
+        if name.startswith("leaderboard"):
+            with pytest.raises(LeaderboardError, match=f"{name} is a leaderboard"):
+                load([f"study={name}"], dirs)
+        else:
+            assert load([f"study={name}"], dirs).study.name == name
 
 
 def test_a_study_may_be_chosen_with_or_without_a_plus(tmp_path: Path) -> None:
@@ -95,7 +100,7 @@ def test_what_a_study_says_arrives(mine: Loader) -> None:
         "  - {context: 2048.0, n_max: 0, kv_type: f16}\n"
         "engine: {params: {weights_mib: 10}, env: {A: 1}, extra_args: [--seed, '7']}\n"
         "hardware: {name: card, memory_limit: 1.5GiB}\n"
-        "workload: {runs: 3, request: {top_k: 1}}\n"
+        "workload: {repeats: {least: 3}, request: {top_k: 1}}\n"
         "tracking: {enabled: false}\n"
         "seed: 4\n"
     )
@@ -106,7 +111,7 @@ def test_what_a_study_says_arrives(mine: Loader) -> None:
     assert loaded.options.env == Pairs(A="1")
     assert loaded.options.extra_args == ("--seed", "7")
     assert loaded.options.memory_limit_bytes == study.memory_limit_bytes == 1536 * 2**20
-    assert (study.hardware_name, study.workload.runs, study.seed) == ("card", 3, 4)
+    assert (study.hardware_name, study.workload.repeats.least, study.seed) == ("card", 3, 4)
     assert study.workload.request == Pairs(top_k=1)
     assert loaded.tracking_uri is None
 
@@ -171,7 +176,66 @@ def test_a_users_file_beats_a_shipped_one_of_the_same_name(mine: Loader, tmp_pat
     write(tmp_path / "conf/workload/short.yaml", "name: short\nprompt: Say it.\nmax_tokens: 4\n")
     assert mine().study.workload.prompt == "Say it."
     # What a user's own file does not say has its default.
-    assert mine().study.workload.runs == 5
+    assert mine().study.workload.repeats == Repeats()
+
+
+def test_every_workload_that_ships_can_be_measured(tmp_path: Path) -> None:
+    dirs = conf_dirs(cwd=tmp_path)
+    names = [each for each in dirs.options("workload") if each != "short"]
+    study = load(["study=fake_demo", f"also=[{','.join(names)}]"], dirs).study
+    assert [each.name for each in study.also] == names
+    assert {"space_invaders", "ladder", "sustained", "concurrency"} <= set(names)
+    assert all(list(each.loads(32768)) for each in study.also)
+    for name in names:
+        assert load(["study=fake_demo", f"workload={name}"], dirs).study.workload.name == name
+
+
+def test_a_key_that_no_file_states_can_be_set_on_the_command_line(
+    mine: Loader, tmp_path: Path
+) -> None:
+    write(tmp_path / "conf/workload/own.yaml", "name: own\nprompt: Say it.\nmax_tokens: 4\n")
+    workload = mine(
+        "", "workload=own", "workload.repeats.most=9", "workload.streams=[2]",
+        "workload.chat_template={enable_thinking: false}", "workload.api=chat",
+    ).study.workload  # fmt: skip
+    assert workload.repeats == Repeats(most=9)
+    assert list(workload.loads(100)) == [Load(streams=2)]
+    assert workload.chat_template == Pairs(enable_thinking=False)
+
+
+def test_a_further_workload_is_read_from_the_users_file_first(mine: Loader, tmp_path: Path) -> None:
+    write(
+        tmp_path / "conf/workload/ladder.yaml",
+        "defaults: [own, _self_]\nname: ladder\nmax_tokens: 5\n",
+    )
+    write(tmp_path / "conf/workload/own.yaml", "name: own\nprompt: Say it.\nmax_tokens: 4\n")
+    # What is changed for the study's own workload is not changed for these.
+    (further,) = mine("", "also=[ladder]", "workload.temperature=1").study.also
+    assert (further.name, further.prompt, further.max_tokens) == ("ladder", "Say it.", 5)
+    assert further.temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: odd\nprompt: a\n", "workload.max_tokens: must be given"),
+        ("name: odd\nprompt: a\nmax_tokens: 1\n", "workload.max_tokens: must be at least 2"),
+        ("name: odd\nprmpt: a\n", "workload.prmpt: unknown key (did you mean prompt?)"),
+        ("name: odd\nruns: 3\n", "workload.runs: no longer exists"),
+        ("name: [\n", "not valid YAML"),
+        ("", "workload.name: must be given"),
+        ("[1]\n", "workload/odd"),
+        ("defaults: [nowhere]\n", "nowhere"),
+    ],
+)
+def test_a_mistake_in_a_further_workload_is_refused_with_its_file(
+    mine: Loader, tmp_path: Path, text: str, said: str
+) -> None:
+    write(tmp_path / "conf/workload/odd.yaml", text)
+    with pytest.raises(ConfError) as refused:
+        mine("", "also=[odd]")
+    assert said in str(refused.value)
+    assert "conf/workload/odd.yaml" in str(refused.value)
 
 
 def test_the_environment_can_name_the_conf(
@@ -276,10 +340,35 @@ FILE = "(in conf/study/mine.yaml)"
         ("budget: {boot: 3}\n", ["budget.boot: unknown key (did you mean boots?)"]),
         ("sampler: {name: tpee}\n", ["sampler.name: tpee is not one of tpe, nsga2, random, qmc"]),
         ("retries: -1\n", ["retries: must be at least 0, got -1"]),
-        ("workload: {runs: 0}\n", ["workload.runs: must be at least 1, got 0"]),
+        ("workload: {runs: 3}\n", ["workload.runs: no longer exists", "workload.repeats.least"]),
+        ("workload: {repeats: {least: 0}}\n", ["workload.repeats.least: must be at least 1"]),
+        (
+            "workload: {repeats: {mots: 3}}\n",
+            ["workload.repeats.mots: unknown key (did you mean most?)"],
+        ),
+        ("workload: {streams: [1, 1]}\n", ["workload.streams: must be whole numbers above 0"]),
+        ("workload: {api: chatt}\n", ["workload.api: must be completion or chat, got chatt"]),
+        (
+            "workload: {request: {seed: 1}}\n",
+            ["workload.request.seed: belongs in workload.seed; take it out of request"],
+        ),
+        ("also: [laddr]\n", ["also: there is no workload called laddr (did you mean ladder?)"]),
+        ("also: [short]\n", ["also: short is called short, and so is the study's own workload"]),
+        ("also: [ladder, ladder]\n", ["also: ladder is called ladder, and so is one before it"]),
         ("workload: {request: {a: {b: 1}}}\n", ["workload.request: a must be a scalar"]),
         ("workload: {request_timeout_s: 0}\n", ["workload.request_timeout_s: must be"]),
         ("model: {facts: {layers: [1]}}\n", ["model.facts: layers must be a scalar"]),
+        ("model: {facts: {layer: 1}}\n", ["model.facts.layer: is not a fact", "mean layers?"]),
+        ("model: {facts: {head_dim: 1}}\n", ["head_dim: is not a fact", "mean key_length?"]),
+        ("model: {facts: {layers: -1}}\n", ["model.facts.layers: layers of", "0 or more, got -1"]),
+        ("model: {facts: {layers: yes}}\n", ["must be a number, 0 or more, got True"]),
+        ("model: {facts: {architecture: 3}}\n", ["model.facts.architecture: ", "must be text"]),
+        ("model: {variants: {small: x}, variant_facts: {smal: {layers: 1}}}\n",
+         ["model.variant_facts.smal: is not one of model.variants (did you mean small?)"]),
+        ("model: {variants: {small: x}, variant_facts: {small: 3}}\n",
+         ["model.variant_facts.small: must be a mapping, got 3"]),
+        ("model: {variants: {small: x}, variant_facts: {small: {layer: 1}}}\n",
+         ["model.variant_facts.small.layer: is not a fact"]),
         ("budgets: {boots: 3}\n", ["budgets: unknown key (did you mean budget?)"]),
         ("seed: '${nope}'\n", ["seed: Interpolation key 'nope' not found"]),
         ("output: xml\n", ["output: xml is not one of text, json"]),
@@ -310,6 +399,11 @@ def test_a_mistake_in_a_file_is_refused_with_the_file_and_the_key(
         ("space.n_max.range=[3,1]", ["space.n_max.range: is empty"]),
         ("+enqueue=[{context: 1024}]", ["enqueue[0]: gives no value for n_max"]),
         ("rules=[{reason: x, forbid: {q: 1}}]", ["rules[0].forbid: ", "not declared: q"]),
+        ("workload.runs=3", ["workload.runs: no longer exists", "workload.repeats.most"]),
+        ("+workload.warmup_runs=3", ["no longer exists", "workload.repeats.warmup_max"]),
+        ("workload.repeats.mots=3", ["there is no workload.repeats.mots (did you mean most?)"]),
+        ("workload.repeats.most=1", ["workload.repeats.most: must be at least repeats.least (6)"]),
+        ("also=[laddr]", ["also: there is no workload called laddr (did you mean ladder?)"]),
         ("foo", ["cannot be read as KEY=VALUE"]),
         ("tracking.uri=file:./mlruns", ["tracking.uri: file:./mlruns is a folder store"]),
         ("name='../elsewhere'", ["name: '../elsewhere'", "names a folder"]),

@@ -66,6 +66,9 @@ def test_the_package_of_the_format_reads_the_same(tiny: Path) -> None:
     assert header.version == 3
     assert list(header.tensor_names) == [each.name for each in reader.tensors]
     assert header.data_bytes == tiny.stat().st_size - reader.data_offset
+    assert [(each.kind, each.shape, each.size_bytes) for each in header.tensors] == [
+        (int(each.tensor_type), tuple(each.shape.tolist()), each.n_bytes) for each in reader.tensors
+    ]
     theirs = {
         name: field.contents()
         for name, field in reader.fields.items()
@@ -229,8 +232,10 @@ def test_the_facts_of_a_plain_model(tiny: Path) -> None:
     assert dict(facts) == {
         "architecture": "llama", "layers": 2, "embedding_length": 64, "feed_forward_length": 128,
         "trained_context_tokens": 4096, "vocabulary": 512, "heads": 4, "kv_heads_global": 8,
-        "kv_heads_window": 0, "key_length": 64, "value_length": 64,
-        "weights_bytes": facts["weights_bytes"],
+        "kv_heads_window": 0, "key_length": 64, "value_length": 64, "kv_layers": 2,
+        "window_layers": 0, "draft_layers": 0, "draft_weights_bytes": 0,
+        "weights_bytes": read_gguf_header(tiny).data_bytes,
+        "embedding_bytes": 512 * 64 * 4, "output_bytes": 512 * 64 * 4,
     }  # fmt: skip
 
 
@@ -298,5 +303,6 @@ def test_a_file_that_says_little_has_few_facts(tmp_path: Path, missing: tuple[st
     facts = facts_of(tmp_path / "m.gguf", "llama", **said)
     assert facts["weights_bytes"] == 128
     assert ("layers" in facts) == ("block_count" in said)
-    assert ("kv_heads_global" in facts) == ({"block_count", "attention__head_count"} <= {*said})
+    needed = {"block_count", "attention__head_count", "embedding_length"}
+    assert ("kv_heads_global" in facts) == (needed <= {*said})
     assert None not in facts.values()

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeper.core.stats import Doubt, summarise
+from sweeper.core.stats import (
+    Doubt,
+    explained,
+    normal_quantile,
+    student_quantile,
+    summarise,
+    telemetry_doubts,
+)
+from sweeper.core.telemetry import Telemetry
 
 # No deadline: on a busy machine, time says nothing.
 QUICK = settings(deadline=None, max_examples=50)
@@ -108,3 +117,74 @@ def test_one_sample_is_its_own_median_and_certain_of_nothing() -> None:
 def test_nothing_and_no_numbers_are_refused(values: list[float]) -> None:
     with pytest.raises(ValueError, match="samples"):
         summarise(values)
+
+
+@QUICK
+@given(samples, st.floats(0.5, 0.999))
+def test_a_summary_can_be_computed_again_from_the_samples_and_itself(
+    values: list[float], confidence: float
+) -> None:
+    found = summarise(values, confidence=confidence)
+    assert summarise(values, confidence=found.asked) == found
+
+
+def test_every_doubt_is_explained_in_a_sentence_of_its_own() -> None:
+    assert len({explained(doubt) for doubt in Doubt}) == len(Doubt)
+
+
+@pytest.mark.parametrize(
+    ("p", "dof", "t"),
+    [(0.975, 1, 12.7062), (0.95, 2, 2.91999), (0.975, 9, 2.26216), (0.995, 30, 2.75000),
+     (0.99, 120, 2.35782), (0.975, 1000, 1.96234), (0.5, 7, 0.0)],
+)  # fmt: skip
+def test_students_quantiles_are_those_of_the_tables(p: float, dof: int, t: float) -> None:
+    assert student_quantile(p, dof) == pytest.approx(t, abs=1e-4)
+    assert student_quantile(1 - p, dof) == pytest.approx(-t, abs=1e-4)
+
+
+@QUICK
+@given(st.floats(0.01, 0.99), st.integers(1, 2000))
+def test_students_quantiles_rise_and_are_wider_than_the_normal_ones(p: float, dof: int) -> None:
+    assert student_quantile(p + 0.005, dof) > student_quantile(p, dof)
+    assert abs(student_quantile(p, dof)) >= abs(normal_quantile(p)) - 1e-6
+
+
+@pytest.mark.parametrize(("p", "dof"), [(0.0, 5), (1.0, 5), (0.5, 0)])
+def test_no_quantile_exists_outside_the_range(p: float, dof: int) -> None:
+    with pytest.raises(ValueError, match="no quantile"):
+        student_quantile(p, dof)
+
+
+QUIET = Telemetry(seconds=60.0)
+
+
+def test_a_machine_that_tells_nothing_raises_no_doubt() -> None:
+    assert telemetry_doubts(QUIET) == ()
+
+
+@pytest.mark.parametrize("reason", ["thermal_sw", "thermal_hw", "hw_slowdown", "power_brake"])
+def test_clocks_held_down_by_the_hardware_are_throttling(reason: str) -> None:
+    assert telemetry_doubts(replace(QUIET, throttle_reasons=("power_cap", reason))) == (
+        Doubt.THROTTLED,
+    )
+
+
+def test_clocks_that_do_not_hold_are_throttling_and_a_power_cap_alone_is_not() -> None:
+    steady = replace(QUIET, gpu_clock_median_mhz=1900.0, gpu_clock_max_mhz=1980.0)
+    assert telemetry_doubts(steady) == ()
+    lower = replace(steady, gpu_clock_median_mhz=1500.0)
+    assert telemetry_doubts(lower) == (Doubt.THROTTLED,)
+    assert telemetry_doubts(replace(lower, throttle_reasons=("power_cap",))) == ()
+
+
+def test_a_machine_that_others_use_is_contended() -> None:
+    assert telemetry_doubts(replace(QUIET, steal_share=0.01, others_share=0.1)) == ()
+    assert telemetry_doubts(replace(QUIET, steal_share=0.03)) == (Doubt.CONTENDED,)
+    assert telemetry_doubts(replace(QUIET, others_share=0.2)) == (Doubt.CONTENDED,)
+
+
+def test_only_new_processes_on_the_gpu_are_contention() -> None:
+    desktop = replace(QUIET, gpu_other_processes=2)
+    assert telemetry_doubts(desktop) == ()
+    assert telemetry_doubts(desktop, gpu_processes_before=2) == ()
+    assert telemetry_doubts(desktop, gpu_processes_before=1) == (Doubt.CONTENDED,)

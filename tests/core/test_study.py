@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sweeper.core.pairs import Pairs
 from sweeper.core.space import Axis, Condition, Rule, Space
 from sweeper.core.study import Budget, SamplerChoice, Study, differences
-from sweeper.core.workload import Workload
+from sweeper.core.workload import Repeats, Workload
 
 # No deadline: on a busy machine, time says nothing.
 QUICK = settings(deadline=None, max_examples=40)
@@ -37,7 +37,11 @@ STUDY = Study(
     hardware_name="local",
     memory_limit_bytes=None,
     workload=Workload(
-        name="short", prompt="Tell", max_tokens=8, warmup_runs=1, runs=3, proof_answer_tokens=4
+        name="short",
+        prompt="Tell",
+        max_tokens=8,
+        proof_answer_tokens=4,
+        repeats=Repeats(least=3, most=5),
     ),
 )
 json_data = st.recursive(
@@ -104,8 +108,12 @@ RULE = Rule(reason="no", forbid=(Condition(axis="context", op="gt", operand=1024
             "space.context was [1024, 2048] and is now [1024, 2048, 4096]",
         ),
         (
-            {"workload": dataclasses.replace(STUDY.workload, runs=4)},
-            "workload.runs was 3 and is now 4",
+            {"workload": dataclasses.replace(STUDY.workload, repeats=Repeats(least=4, most=5))},
+            "workload.repeats.least was 3 and is now 4",
+        ),
+        (
+            {"workload": dataclasses.replace(STUDY.workload, request=Pairs(top_k=1))},
+            "workload.request.top_k is new: 1",
         ),
     ],
 )
@@ -130,22 +138,8 @@ def test_a_long_value_is_cut_in_a_difference() -> None:
     assert len(line) < 150
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("prompt", " \n"), ("max_tokens", 1), ("runs", 0), ("warmup_runs", -1)],
-)
-def test_a_workload_that_measures_nothing_cannot_be_built(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"^{name}: must"):
-        dataclasses.replace(STUDY.workload, **{name: value})
-
-
-def test_any_change_of_a_workload_changes_its_digest() -> None:
-    others = [
-        dataclasses.replace(STUDY.workload, **change)
-        for change in (
-            {"prompt": "Say"}, {"max_tokens": 9}, {"temperature": 0.5}, {"seed": None},
-            {"request": Pairs(top_k=1)}, {"request": Pairs(top_k=True)},
-        )
-    ]  # fmt: skip
-    digests = {each.digest() for each in (STUDY.workload, *others)}
-    assert len(digests) == 1 + len(others)
+def test_a_further_workload_is_named_key_by_key() -> None:
+    lines = changed(also=(dataclasses.replace(STUDY.workload, name="more"),))
+    assert 'also.0.name is new: "more"' in lines
+    assert "also.0.repeats.most is new: 5" in lines
+    assert all(line.startswith("also.0.") for line in lines)

@@ -23,7 +23,7 @@ from sweeper.core.pairs import Pairs, Point
 from sweeper.core.sample import DraftCounters
 from sweeper.core.space import Axis, Space
 from sweeper.core.typed import FieldError
-from sweeper.core.workload import Workload
+from sweeper.core.workload import Repeats, Workload
 from sweeper.engines import Engine, EngineOptions, ModelFacts
 from sweeper.engines.openai import OpenAi
 from sweeper.server import Registry, free_port
@@ -460,7 +460,7 @@ def test_the_defaults_named_in_the_shipped_config_are_the_defaults() -> None:
 FAKE_COMMAND = [
     "{python}", "-m", "sweeper.engines.fake_server", ["--port", "{port}"],
     ["--context", "{context}"], ["--model", "{served_name}"], ["--n-max", "{n_max}"],
-    ["--ending", "{ending}"], "--time-scale=100000", "--capacity-mib={capacity}",
+    ["--ending", "{ending}"], "--time-scale=50", "--capacity-mib={capacity}",
 ]  # fmt: skip
 FAKE_PARAMS: dict[str, Any] = {
     "command": FAKE_COMMAND,
@@ -481,8 +481,9 @@ FAKE_PARAMS: dict[str, Any] = {
     },
 }
 SHORT = Workload(
-    name="short", prompt="Once upon a time there was", max_tokens=16, warmup_runs=1, runs=2,
-    proof_answer_tokens=8, request_timeout_s=60.0, silence_timeout_s=30.0,
+    name="short", prompt="Once upon a time there was", max_tokens=16, proof_answer_tokens=8,
+    repeats=Repeats(least=2, most=2, warmup_min=1, warmup_max=1),
+    request_timeout_s=60.0, silence_timeout_s=30.0,
 )  # fmt: skip
 
 
@@ -543,7 +544,7 @@ def somebody_elses(*flags: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "sweeper.engines.fake_server", "--port", str(port),
-         "--time-scale", "100000", "--model", "demo", *flags],
+         "--time-scale", "50", "--model", "demo", *flags],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None

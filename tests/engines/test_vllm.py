@@ -1144,3 +1144,16 @@ def test_memory_is_told_from_other_limits() -> None:
     outcome = VLLM.diagnose(failed("kv", OOM), 1)
     assert isinstance(outcome, Infeasible)
     assert outcome.name.is_memory
+
+
+def test_the_engines_own_clocks_are_summed_over_its_engines() -> None:
+    page = "".join(
+        f"""vllm:request_decode_time_seconds_sum{{engine="{engine}"}} {decode}
+vllm:request_decode_time_seconds_count{{engine="{engine}"}} {requests}
+vllm:time_to_first_token_seconds_sum{{engine="{engine}"}} 0.5
+vllm:num_requests_running{{engine="{engine}"}} 1.0
+"""
+        for engine, decode, requests in ((0, 2.5, 3), (1, 1.5, 1))
+    )
+    assert dict(Vllm().clocks(page)) == {"decode_s": 4.0, "requests": 4.0, "ttft_s": 1.0}
+    assert dict(Vllm().clocks("")) == {}

@@ -53,7 +53,7 @@ space:
   n_max: [0, 8]
   flash_attn: ["on", "off"]
   kv_type: {{ choices: [f16, q8_0], sets: [cache_type_k, cache_type_v] }}
-workload: {{ max_tokens: 64, runs: 3 }}
+workload: {{ max_tokens: 64, repeats: {{ least: 3, most: 3 }} }}
 """
 
 

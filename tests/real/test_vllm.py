@@ -64,7 +64,7 @@ space:
   max_model_len: [1024, 4096, 16384]
   n_max: [0, 4]
   kv_cache_dtype: {{ choices: [auto, q9_9] }}
-workload: {{ max_tokens: 64, runs: 3 }}
+workload: {{ max_tokens: 64, repeats: {{ least: 3, most: 3 }} }}
 """
 
 
@@ -152,6 +152,7 @@ def test_a_real_vllm_is_measured_with_every_token_of_its_window(job: Job, tmp_pa
     assert [each.completion_tokens for each in timed] == [64, 64, 64]
     assert done.outcome.decode_tok_s.n == 3
     assert done.outcome.drafts is None
+    assert done.outcome.figures[0].server["requests"] == len(timed)
     assert done.engine["effective_context_tokens"] == 1024
     assert done.engine["kv_pool_tokens"] == POOL_TOKENS
     assert str(done.engine["engine_version"]).startswith("0.")

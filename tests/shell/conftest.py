@@ -19,7 +19,7 @@ import pytest
 from sweeper.core.launch import Launch
 from sweeper.core.pairs import Pairs
 from sweeper.core.space import Axis, Space
-from sweeper.core.workload import Workload
+from sweeper.core.workload import Repeats, Workload
 from sweeper.engines import EngineOptions, ModelFacts
 from sweeper.engines.fake import Fake
 from sweeper.server import TOKEN_VARIABLE, Registry, free_port
@@ -28,14 +28,15 @@ from sweeper.trial import Job
 MARK = "SWEEPER_TEST"
 """Set in the environment of all that a test starts, so that no other's process is taken for it."""
 
-FAST: dict[str, Any] = {"boot_s": 0.0, "time_scale": 1e5}
+FAST: dict[str, Any] = {"boot_s": 0.0, "time_scale": 50.0}
 
 MODEL = ModelFacts(
     name="demo", path="/models/demo", served_name="demo", size_bytes=0, sha256="0" * 64
 )
 
 SHORT = Workload(
-    name="short", prompt="Once upon a time there was", max_tokens=16, warmup_runs=1, runs=2,
+    name="short", prompt="Once upon a time there was", max_tokens=16,
+    repeats=Repeats(warmup_min=1, warmup_max=1, least=2, most=2),
     proof_answer_tokens=8, request_timeout_s=60.0, silence_timeout_s=30.0,
 )  # fmt: skip
 
@@ -150,11 +151,14 @@ def fake_job(
 
 
 SMALL = (
-    "workload.runs=2",
+    "workload.repeats.least=2",
+    "workload.repeats.most=2",
+    "workload.repeats.warmup_max=1",
     "workload.max_tokens=16",
     "workload.proof_answer_tokens=8",
+    "confirm.rounds=0",
     "engine.params.boot_s=0",
-    "engine.params.time_scale=2000",
+    "engine.params.time_scale=100",
 )
 """Overrides that make the demonstration study quick."""
 

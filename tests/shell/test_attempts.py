@@ -28,7 +28,7 @@ def test_a_committed_attempt_lies_whole_under_its_number(attempts: Attempts) -> 
     folder = attempts.commit(measured_attempt(1))
     assert folder == attempts.folder(1)
     assert (folder / ENGINE_LOG).read_text() == "loading\n"
-    assert json.loads((folder / ATTEMPT_JSON).read_text())["schema"] == 1
+    assert json.loads((folder / ATTEMPT_JSON).read_text())["schema"] == 2
     assert not working.exists()
     assert attempts.all() == [measured_attempt(1)]
     assert attempts.next_number() == 2
@@ -99,7 +99,7 @@ def test_what_cannot_be_written_is_not_half_recorded(attempts: Attempts) -> None
     assert attempts.all() == []
 
 
-@pytest.mark.parametrize("damage", ['{"schema": 1', '{"schema": 9}', '{"schema": 1}', "[]"])
+@pytest.mark.parametrize("damage", ['{"schema": 2', '{"schema": 9}', '{"schema": 2}', "[]"])
 def test_a_damaged_record_stops_the_study_and_says_what_to_do(
     attempts: Attempts, damage: str
 ) -> None:

@@ -12,9 +12,18 @@ from pathlib import Path
 
 import pytest
 from tests.tiny_gguf import write_tiny_gguf
+from tests.tiny_hf import write_tiny_hf
 
+from sweeper.core.architecture import from_facts
 from sweeper.core.pairs import Pairs
-from sweeper.models import ModelChoice, ModelError, cache_dir, checksum, resolve_models
+from sweeper.models import (
+    ModelChoice,
+    ModelError,
+    cache_dir,
+    checksum,
+    described_models,
+    resolve_models,
+)
 
 Packaged = Callable[..., ModelChoice]
 
@@ -125,6 +134,110 @@ def test_a_folder_of_safetensors_has_the_size_of_its_weights(tmp_path: Path) -> 
     choice = ModelChoice(name="m", path=str(folder), facts=Pairs(layers=3))
     (facts,) = resolve_models(choice).values()
     assert (facts.size_bytes, facts.sha256, facts.facts) == (15, "", Pairs(layers=3))
+
+
+# ---- Hugging Face folders, split files ---------------------------------------------------------
+
+
+def test_a_folder_is_read_for_its_facts(tmp_path: Path) -> None:
+    folder = write_tiny_hf(tmp_path / "hf")
+    (facts,) = resolve_models(ModelChoice(name="m", path=str(folder))).values()
+    assert facts.facts["layers"] == 2
+    assert facts.facts["vocabulary"] == 512
+    assert from_facts(facts.facts).kv_bytes_per_token(16) == 2048
+    assert facts.facts["embedding_bytes"] == facts.facts["output_bytes"] == 512 * 64 * 4
+    weights = facts.facts["weights_bytes"]
+    assert isinstance(weights, int)
+    assert facts.size_bytes - 10_000 < weights < facts.size_bytes
+
+
+def drafting_folder(folder: Path, stated: int, *tensors: str) -> ModelChoice:
+    write_tiny_hf(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": stated}))
+    header = json.dumps({name: {"data_offsets": [0, 6]} for name in tensors}).encode()
+    more = len(header).to_bytes(8, "little") + header
+    (folder / "model-mtp.safetensors").write_bytes(more)
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    return ModelChoice(name="m", path=str(folder))
+
+
+def test_draft_layers_are_those_that_have_weights(tmp_path: Path) -> None:
+    both = drafting_folder(tmp_path / "a", 1, "model.layers.2.mlp.up_proj.weight")
+    (facts,) = resolve_models(both).values()
+    assert (facts.facts["draft_layers"], facts.facts["draft_weights_bytes"]) == (1, 6)
+    left_out = drafting_folder(tmp_path / "b", 1, "model.layers.1.mlp.more.weight")
+    (facts,) = resolve_models(left_out).values()
+    assert (facts.facts["draft_layers"], facts.facts["draft_weights_bytes"]) == (0, 0)
+    assert "draft_kv_heads" not in facts.facts
+    unsaid = drafting_folder(tmp_path / "c", 0, "mtp.layers.0.mlp.up_proj.weight")
+    (facts,) = resolve_models(unsaid).values()
+    assert from_facts(facts.facts).draft.heads == 4
+
+
+def test_a_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny_hf(tmp_path / "hf")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json is not JSON"):
+        resolve_models(ModelChoice(name="m", path=str(folder)))
+
+
+def test_a_split_file_is_one_model(tmp_path: Path) -> None:
+    parts = [tmp_path / f"m-{number:05}-of-00002.gguf" for number in (1, 2)]
+    write_tiny_gguf(parts[0], layers=1)
+    choice = ModelChoice(name="m", path=str(parts[0]))
+    with pytest.raises(ModelError, match=r"one of 2 parts, and there is no .*00002-of-00002"):
+        resolve_models(choice)
+    write_tiny_gguf(parts[1], layers=1)
+    (facts,) = resolve_models(choice).values()
+    assert facts.size_bytes == sum(each.stat().st_size for each in parts)
+    (one,) = resolve_models(
+        ModelChoice(name="m", path=str(write_tiny_gguf(tmp_path / "one.gguf", layers=1)))
+    ).values()
+    assert facts.facts["weights_bytes"] == 2 * int(str(one.facts["weights_bytes"]))
+
+
+# ---- Models that are only described ------------------------------------------------------------
+
+DESCRIBED = Pairs(layers=2, kv_heads=4, key_length=64, value_length=64, weights_bytes=1000)
+
+
+def test_a_described_model_can_be_planned_and_not_run() -> None:
+    choice = ModelChoice(name="m", facts=DESCRIBED)
+    models, problems = described_models(choice)
+    assert list(models) == [None]
+    assert (models[None].size_bytes, models[None].facts) == (1000, DESCRIBED)
+    assert "is described by model.facts and names no file" in problems[0]
+    assert "(planned from model.facts)" in problems[0]
+    with pytest.raises(ModelError, match=r"model m is described .*set model\.path="):
+        resolve_models(choice)
+
+
+def test_a_described_model_that_lacks_a_fact_says_which() -> None:
+    _, problems = described_models(ModelChoice(name="m", facts=Pairs(weights_bytes=1)))
+    assert "without the KV cache: it does not say kv_heads_global" in problems[0]
+    _, problems = described_models(ModelChoice(name="m"))
+    assert "planned" not in problems[0]
+
+
+def test_variants_are_described_each_with_what_differs(tiny: Path, tmp_path: Path) -> None:
+    choice = ModelChoice(
+        name="m",
+        variants=Pairs(here=str(tiny), small=str(tmp_path / "s"), large=str(tmp_path / "l")),
+        facts=DESCRIBED,
+        variant_facts=(("large", Pairs(weights_bytes=2000)),),
+    )
+    models, problems = described_models(choice)
+    assert (models["small"].size_bytes, models["large"].size_bytes) == (1000, 2000)
+    assert models["here"].size_bytes == tiny.stat().st_size
+    assert len(problems) == 2
+    assert models["small"].path == str(tmp_path / "s")
+
+
+def test_stated_heads_replace_those_that_were_read(tiny: Path) -> None:
+    choice = ModelChoice(name="m", path=str(tiny), facts=Pairs(kv_heads=1, kv_layers=1))
+    (facts,) = resolve_models(choice).values()
+    assert from_facts(facts.facts).full.heads == 1
 
 
 # ---- Variants ----------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ from tests.examples import (
 
 from sweeper.core.outcome import Attempt
 from sweeper.core.pairs import Pairs
+from sweeper.core.standing import front_among
 from sweeper.report import (
     configured_context,
-    front_of,
     front_rows,
     front_table,
     hypervolume_of,
@@ -59,16 +59,17 @@ def shown(table: Table, width: int) -> list[str]:
 
 
 def test_the_front_is_what_nothing_beats_fastest_first() -> None:
-    assert [each.number for each in front_of(STUDY)] == [1, 2]
+    assert [each.number for each in front_among(STUDY)] == [1, 2]
 
 
 def test_equally_good_attempts_are_all_on_the_front() -> None:
-    assert [each.number for each in front_of([measured_attempt(1), measured_attempt(2)])] == [1, 2]
+    both = [measured_attempt(1), measured_attempt(2, cache_type="q8_0")]
+    assert [each.number for each in front_among(both)] == [1, 2]
 
 
 def test_a_study_without_measurements_has_no_front_and_no_hypervolume() -> None:
     failed = [oom_attempt(1), broken_attempt(2)]
-    assert front_of(failed) == ()
+    assert front_among(failed) == ()
     assert reference_point(failed) is None
     assert hypervolume_of(failed) == 0.0
 
@@ -82,16 +83,16 @@ def test_one_point_alone_spans_one_octave_below_it() -> None:
 def test_the_hypervolume_counts_octaves_of_context_at_each_speed() -> None:
     two = [
         measured_attempt(1, decode_tok_s=60.0, proven=4096),
-        measured_attempt(2, decode_tok_s=40.0, proven=16384),
+        measured_attempt(2, decode_tok_s=40.0, proven=16384, n_max=1),
     ]
     assert hypervolume_of(two) == pytest.approx(60.0 * 1 + 40.0 * 2)
-    assert hypervolume_of([*two, measured_attempt(3, decode_tok_s=30.0, proven=8192)]) == (
+    assert hypervolume_of([*two, measured_attempt(3, decode_tok_s=30.0, proven=8192, n_max=2)]) == (
         pytest.approx(hypervolume_of(two))
     )
 
 
 def test_a_context_that_was_not_proven_at_all_counts_for_nothing() -> None:
-    assert front_of([measured_attempt(1, proven=0)]) == ()
+    assert front_among([measured_attempt(1, proven=0)]) == ()
     assert hypervolume_of([measured_attempt(1, proven=0)]) == 0.0
 
 

@@ -31,9 +31,9 @@ from sweeper.core.outcome import (
 )
 from sweeper.core.pairs import Pairs, Point
 from sweeper.core.space import Axis, Condition, Rule, Space
+from sweeper.core.standing import front_among
 from sweeper.core.study import Budget, SamplerChoice, Study
 from sweeper.engines.fake_server import MIB
-from sweeper.report import front_of
 from sweeper.search.study import Ended, Proposal, Search, Stop, sweep
 from sweeper.trial import Job
 
@@ -473,4 +473,4 @@ def test_optunas_best_trials_are_our_front(seed: int, sampler: str, share: float
     search = Search(study, here.job, None, ())
     here.run(study, search)
     best = {trial.user_attrs["attempt"] for trial in search._optuna.best_trials}
-    assert best == {each.number for each in front_of(here.attempts)}
+    assert best == {each.number for each in front_among(here.attempts)}

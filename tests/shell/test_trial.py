@@ -30,14 +30,27 @@ from sweeper.core.outcome import (
     name,
 )
 from sweeper.core.pairs import Pairs
+from sweeper.core.quality import GREEDY_PROMPTS
 from sweeper.core.sample import Purpose, Sample
 from sweeper.core.space import Axis
+from sweeper.core.workload import Repeats, Workload
 from sweeper.engines import Wire
 from sweeper.engines.fake_server import ENDINGS, MIB, RUNTIME_BYTES_PER_TOKEN, needed_bytes
 from sweeper.server import Registry
 from sweeper.trial import Progress, attempt
 
 CONTEXT = 512
+ASKED = len(GREEDY_PROMPTS)
+"""How many questions the guard asks; the scoring of its text is one request more."""
+STAGES = ["boot", "first request", "guard", "prove", "warm up", "measure", "guard"]
+
+
+def runs(warmup: int, measured: int) -> Workload:
+    """Return the short workload with so many requests, whatever they show."""
+    repeats = Repeats(
+        warmup_min=warmup, warmup_max=warmup, least=measured, most=measured, interval=None
+    )
+    return replace(SHORT, repeats=repeats)
 
 
 @dataclass(kw_only=True)
@@ -131,6 +144,9 @@ OUTCOMES: dict[str, tuple[type, str, Phase | None]] = {
     "http-422": (Broken, "unknown", Phase.SERVING),
     "empty-answer": (Unfit, "garbage_output", Phase.SERVING),
     "garbage": (Unfit, "garbage_output", Phase.SERVING),
+    "token-salad": (Unfit, "garbage_output", Phase.SERVING),
+    "late-garbage": (Unfit, "garbage_output", Phase.SERVING),
+    "wrong-answers": (Measured, "measured", None),  # there is nobody to compare them with
     "error-in-stream": (Broken, "http_500", Phase.SERVING),
     "truncated-context": (Unfit, "http_400_context", Phase.SERVING),
     "silent-truncation": (Unfit, "silent_context_truncation", Phase.SERVING),
@@ -149,6 +165,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "boot-timeout": {"boot_timeout_s": 3.0},
     "oom-runtime": {"runtime_oom_tokens": 100},
     "dead-draft": {"n_max": 4},
+    "late-garbage": {"ending_after": 6},
     "silent-fallback": {"n_max": 4},
     "ignores-sigterm": {"stop_timeout_s": 0.3},
     "spawns-child": {"stop_timeout_s": 0.3},
@@ -192,15 +209,15 @@ def test_an_ending_in_the_measurement_is_told_from_one_in_the_proof(
     # The overflow of the window is refused before it counts as a completion.
     prompt = "word " * 150
     made = tried(
-        ending=ending, ending_after=3, runtime_oom_tokens=100,
+        ending=ending, ending_after=4 + ASKED, runtime_oom_tokens=100,
         workload=replace(SHORT, prompt=prompt),
     )  # fmt: skip
     assert name(made.attempt.outcome) == OUTCOMES[ending][1]
     assert made.facts["failed_during"] == "measure"
     assert [each.purpose for each in made.attempt.samples] == [
-        Purpose.FIRST, Purpose.PROOF, Purpose.WARMUP,
+        Purpose.FIRST, *[Purpose.GUARD] * ASKED, Purpose.PROOF, Purpose.WARMUP,
     ]  # fmt: skip
-    assert made.stages == ["boot", "first request", "prove", "warm up", "measure"]
+    assert made.stages == ["boot", "first request", "guard", "prove", "warm up", "measure"]
     assert made.attempt.timings.measure_s is not None
 
 
@@ -273,17 +290,19 @@ def test_the_proof_fills_the_window_exactly_and_more_is_refused(tried: Bench) ->
 
 
 def test_every_run_is_kept_and_the_warm_up_apart(tried: Bench) -> None:
-    made = tried(workload=replace(SHORT, warmup_runs=2, runs=3))
+    made = tried(workload=runs(2, 3))
     assert [each.purpose for each in made.attempt.samples] == [
-        Purpose.FIRST, Purpose.PROOF, *[Purpose.WARMUP] * 2, *[Purpose.MEASURE] * 3,
+        Purpose.FIRST, *[Purpose.GUARD] * ASKED, Purpose.PROOF, *[Purpose.WARMUP] * 2,
+        *[Purpose.MEASURE] * 3, *[Purpose.GUARD] * ASKED,
     ]  # fmt: skip
     assert made.measured.decode_tok_s.n == made.measured.ttft_s.n == 3
-    assert made.stages == ["boot", "first request", "prove", "warm up", "measure"]
+    assert made.stages == STAGES
 
 
 def test_a_measurement_without_a_warm_up_is_possible(tried: Bench) -> None:
-    made = tried(workload=replace(SHORT, warmup_runs=0), n_max=2)
-    assert len(made.samples(Purpose.MEASURE)) == SHORT.runs
+    made = tried(workload=runs(0, 2), n_max=2)
+    assert len(made.samples(Purpose.MEASURE)) == 2
+    assert made.samples(Purpose.WARMUP) == []
     assert made.measured.drafts is not None
 
 
@@ -312,7 +331,7 @@ def test_speculation_proves_the_same_window(tried: Bench) -> None:
     assert made.measured.context.window_tokens == CONTEXT
 
 
-@pytest.mark.parametrize("context", [2, 8, 9])
+@pytest.mark.parametrize("context", [2, 32, 33])
 def test_a_window_smaller_than_the_answer_is_still_proven(tried: Bench, context: int) -> None:
     made = tried(point=Pairs(context=context), workload=replace(SHORT, prompt="go"))
     if isinstance(made.attempt.outcome, Measured):

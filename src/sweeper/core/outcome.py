@@ -11,6 +11,7 @@ from sweeper.core.memory import Footprint
 from sweeper.core.pairs import Pairs, Point
 from sweeper.core.sample import DraftCounters, Sample
 from sweeper.core.stats import Summary
+from sweeper.core.telemetry import Telemetry
 
 
 class InfeasibleName(enum.StrEnum):
@@ -114,8 +115,64 @@ class ProvenContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one load came to: so many streams of one kind of prompt, as `workload` asks them.
+
+    Speeds are of one stream, but for `total_tok_s`, which is all streams' tokens over the time of
+    a round of them together. `itl_s` is the time between pieces of text, one median a request,
+    `itl_p99_s` the 99th percentile of all gaps. `ended` says why no more repeats were made.
+    `cached_ttft_s` is the time to the first token of a prompt that the server had just read.
+    `tokens` is how many were generated while the telemetry was watched, `server` the engine's own
+    sums over the same requests where it keeps them (`requests`, `decode_s`, `ttft_s`).
+    """
+
+    workload: str
+    prompt_length: int | None
+    streams: int
+    decode_tok_s: Summary
+    ttft_s: Summary
+    prefill_tok_s: Summary | None = None
+    total_tok_s: Summary | None = None
+    itl_s: Summary | None = None
+    itl_p99_s: float | None = None
+    cached_ttft_s: Summary | None = None
+    drafts: DraftCounters | None = None
+    telemetry: Telemetry | None = None
+    ended: str = ""
+    tokens: int | None = None
+    server: Pairs = Pairs()
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """The energy of the cards over the tokens generated meanwhile; None where unknown."""
+        energy = None if self.telemetry is None else self.telemetry.gpu_energy_j
+        return energy / self.tokens if energy is not None and self.tokens else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """How sound the answers are, beside the same weights in the reference configuration.
+
+    `prefix_share` is how much of the reference's greedy answer is answered token by token in the
+    same way, in 0..1, and `prefix_tokens` the same as a count; `reference` the attempt that it is
+    compared with, None for the reference itself. `end_prefix_share` compares the answer at the end
+    of the attempt with the one at its beginning. `mean_logprob` is the mean natural logarithm of
+    the probability of each token of a fixed text, None where the engine cannot say.
+    """
+
+    reference: int | None = None
+    prefix_tokens: int | None = None
+    prefix_share: float | None = None
+    end_prefix_share: float | None = None
+    mean_logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """It booted, held its context with real tokens, and was timed."""
+    """It booted, held its context with real tokens, and was timed.
+
+    The first figures are those of the load that the search compares; `figures` has every load's.
+    """
 
     decode_tok_s: Summary
     ttft_s: Summary
@@ -123,6 +180,9 @@ class Measured:
     prefill_tok_s: Summary | None = None
     drafts: DraftCounters | None = None
     peak_bytes: int | None = None
+    figures: tuple[Figures, ...] = ()
+    telemetry: Telemetry | None = None
+    quality: Quality | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +276,7 @@ class Attempt:
     `number` counts the boots of the study from 1; `trial` is the number the search knows it by.
     `engine`, `model`, `host` and `workload` hold the facts that make two attempts comparable.
     `port_argument` is the index of the port in `argv`: the one argument a recipe may replace.
+    `confirms` is the attempt whose number was measured again after the search, None in the search.
     """
 
     study: str
@@ -236,3 +297,4 @@ class Attempt:
     samples: tuple[Sample, ...] = ()
     notes: tuple[str, ...] = ()
     port_argument: int | None = None
+    confirms: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 _NOUNS = (
     "river stone engine market lantern bridge winter signal paper mountain garden window journey "
@@ -32,10 +33,34 @@ def prose(seed: int, sentences: int) -> str:
     return " ".join([opening, *(_sentence(source) for _ in range(sentences))])
 
 
+_SHAPES = (
+    "The {q} {n} {v} the {n} {j} {d} {q} {n}s wait near the {n}.",
+    "{J} a {n} {v} {d} {n}s, nobody {v} the {q} {n}.",
+    "A {q} {n} {v} what the {n} {v}, {j} the {n} {v} it too.",
+    "In year {d} the {n} of the {n} was {q}, {q} and {q}.",
+    "Every {n} {v} its {n}; the {q} one {v} {d}.",
+    "Who {v} the {n} {j} the {q} {n} {v} a {n}? Page {d} answers: a {n}.",
+    "{d} {n}s and a {q} {n} stand between the {n} and the {n}.",
+    "It {v}, it {v}, and {j} evening comes the {n} {v} the {q} {n} again.",
+)
+"""Sentences of several shapes: speculation that copies from the prompt must not find it easy."""
+_SLOT = re.compile(r"\{(\w)\}")
+
+
 def _sentence(source: random.Random) -> str:
-    return (
-        f"The {source.choice(_QUALITIES)} {source.choice(_NOUNS)} {source.choice(_VERBS)} the "
-        f"{source.choice(_NOUNS)} {source.choice(_JOINS)} {source.randrange(2, 990)} "
-        f"{source.choice(_QUALITIES)} {source.choice(_NOUNS)}s wait near the "
-        f"{source.choice(_NOUNS)}."
-    )
+    def word(slot: re.Match[str]) -> str:
+        match slot[1]:
+            case "n":
+                return source.choice(_NOUNS)
+            case "v":
+                return source.choice(_VERBS)
+            case "q":
+                return source.choice(_QUALITIES)
+            case "j":
+                return source.choice(_JOINS)
+            case "J":
+                return source.choice(_JOINS).capitalize()
+            case _:
+                return str(source.randrange(2, 9990))
+
+    return _SLOT.sub(word, source.choice(_SHAPES))

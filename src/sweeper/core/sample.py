@@ -16,6 +16,8 @@ class Purpose(enum.StrEnum):
     OVERFLOW = "overflow"
     WARMUP = "warmup"
     MEASURE = "measure"
+    CACHED = "cached"
+    GUARD = "guard"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,12 @@ class Sample:
     """One streamed completion. Tokens from the server's usage, times on a monotonic clock, in s.
 
     `ttft_s` runs from the request to the first text, `decode_s` from there to the last text;
-    `first_tokens` is how many tokens the first text carried, as far as the server says.
-    `server` keeps the engine's own figures for the same request.
+    `gaps_s` are the times between one piece of text and the next: under speculation one piece can
+    carry several tokens. `began_s` counts from the beginning of the attempt. `server` keeps the
+    engine's own figures for the same request.
+
+    `workload`, `prompt_length` (None: the workload's own prompt) and `streams` say which load the
+    request belongs to, `run` and `stream` which of its requests it is.
     """
 
     purpose: Purpose
@@ -68,7 +74,14 @@ class Sample:
     finish_reason: str
     text: str
     server: Pairs = Pairs()
-    drafts: DraftCounters | None = None
+    workload: str = ""
+    prompt_length: int | None = None
+    streams: int = 1
+    run: int = 0
+    stream: int = 0
+    seed: int | None = None
+    began_s: float = 0.0
+    gaps_s: tuple[float, ...] = ()
 
     @property
     def decode_tok_s(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Samples to a summary with its interval and its doubts."""
+"""Samples to a summary with its interval, and the closed set of doubts about it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sweeper.core.telemetry import Telemetry
+
 
 class Doubt(enum.StrEnum):
     """A reason to trust a number less; printing it is someone else's job."""
@@ -16,8 +18,44 @@ class Doubt(enum.StrEnum):
     """Too few samples for the interval to reach the asked confidence."""
     WIDE = "wide"
     """The interval is wider than a tenth of the median."""
+    WARMING = "warming"
+    """The server never became steady, or was slower at the beginning of what was measured."""
+    DRIFTING = "drifting"
+    """The samples rise or fall from the first to the last, by more than chance and 2 %."""
+    BIMODAL = "bimodal"
+    """The samples fall into two groups with little between them ("five fast, four slow")."""
+    OUTLIERS = "outliers"
+    """Some samples, or stretches within answers, are far from all others: a heavy tail."""
+    THROTTLED = "throttled"
+    """The hardware held its clocks down: heat, a power brake, or clocks that did not hold."""
+    CONTENDED = "contended"
+    """Something else used the machine meanwhile, or the hypervisor took its time away."""
+    EARLY_STOP = "early_stop"
+    """Answers ended long before the tokens that were asked for."""
     CLOCKS_DISAGREE = "clocks_disagree"
     """The server's own timing differs from the client's by more than 3 %."""
+    ACCEPTANCE_DISAGREES = "acceptance_disagrees"
+    """Speculation's counters, the tokens answered and the speed do not fit each other."""
+
+
+_EXPLAINED = {
+    Doubt.TOO_FEW: "too few repeats for the stated confidence",
+    Doubt.WIDE: "the interval is wider than a tenth of the median",
+    Doubt.WARMING: "the server was still becoming faster",
+    Doubt.DRIFTING: "the speed drifted while it was measured",
+    Doubt.BIMODAL: "the runs fall into a fast and a slow group",
+    Doubt.OUTLIERS: "some runs are far slower or faster than the others",
+    Doubt.THROTTLED: "the hardware held its clocks down",
+    Doubt.CONTENDED: "something else used the machine meanwhile",
+    Doubt.EARLY_STOP: "answers ended long before they were as long as asked",
+    Doubt.CLOCKS_DISAGREE: "the server's own timing differs by more than 3 %",
+    Doubt.ACCEPTANCE_DISAGREES: "accepted drafts, tokens and speed do not fit each other",
+}
+
+
+def explained(doubt: Doubt) -> str:
+    """Return a doubt as one short sentence for people, without capital and full stop."""
+    return _EXPLAINED[doubt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +63,11 @@ class Summary:
     """A median with everything needed to judge it.
 
     `low` and `high` bound the median with probability `confidence` (the coverage actually
-    reached, which few samples keep below what was asked). `spread` is the interquartile range.
-    All in the unit of the samples.
+    reached, which few samples keep below what was `asked`). `spread` is the interquartile range.
+    All in the unit of the samples. `short`: the samples are of answers shorter than the workload's,
+    enough to see that the configuration cannot reach the front, and no more.
+
+    `summarise(samples, confidence=asked)` gives every figure again.
     """
 
     n: int
@@ -37,6 +78,8 @@ class Summary:
     spread: float
     method: str
     doubts: tuple[Doubt, ...] = ()
+    asked: float = 0.95
+    short: bool = False
 
 
 def summarise(samples: Sequence[float], *, confidence: float = 0.95) -> Summary:
@@ -72,6 +115,7 @@ def summarise(samples: Sequence[float], *, confidence: float = 0.95) -> Summary:
         spread=_iqr(ordered),
         method="order-statistic",
         doubts=tuple(doubts),
+        asked=confidence,
     )
 
 
@@ -97,3 +141,100 @@ def _iqr(ordered: Sequence[float]) -> float:
         return 0.0
     first, _, third = statistics.quantiles(ordered, n=4, method="inclusive")
     return third - first
+
+
+def normal_quantile(p: float) -> float:
+    """Return the quantile of the standard normal distribution at 0 < p < 1."""
+    return statistics.NormalDist().inv_cdf(p)
+
+
+def student_quantile(p: float, dof: int) -> float:
+    """Return the quantile of Student's t with a whole number of degrees of freedom, at 0 < p < 1.
+
+    The distribution function is the finite sum of Abramowitz & Stegun, 26.7.3 and 26.7.4, inverted
+    by bisection to twelve digits; from 400 degrees of freedom on, the expansion 26.7.5 is as good.
+
+    Raises ValueError for a p or degrees of freedom outside their range.
+    """
+    if not 0 < p < 1 or dof < 1:
+        raise ValueError(f"no quantile at p = {p} with {dof} degrees of freedom")
+    if p < 0.5:
+        return -student_quantile(1 - p, dof)
+    if dof >= 400:
+        x = normal_quantile(p)
+        return float(x + (x**3 + x) / (4 * dof) + (5 * x**5 + 16 * x**3 + 3 * x) / (96 * dof**2))
+    low, high = 0.0, 1.0
+    while _student_within(high, dof) < 2 * p - 1:
+        low, high = high, high * 2
+    while high - low > 1e-12 * max(high, 1.0):
+        middle = (low + high) / 2
+        if _student_within(middle, dof) < 2 * p - 1:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _student_within(t: float, dof: int) -> float:
+    """Return P(|T| < t) for t >= 0."""
+    theta = math.atan(t / math.sqrt(dof))
+    sine, cosine = math.sin(theta), math.cos(theta)
+    if dof % 2:
+        term, total = cosine, 0.0
+        for i in range(1, dof, 2):
+            total += term
+            term *= cosine**2 * (i + 1) / (i + 2)
+        return 2 / math.pi * (theta + sine * total)
+    term, total = 1.0, 0.0
+    for i in range(0, dof, 2):
+        total += term
+        term *= cosine**2 * (i + 1) / (i + 2)
+    return sine * total
+
+
+_HELD_DOWN = frozenset({"thermal_sw", "thermal_hw", "hw_slowdown", "power_brake"})
+_STEADY_CLOCK = 0.9
+_STOLEN = 0.02
+_OTHERS = 0.15
+
+
+def telemetry_doubts(
+    telemetry: Telemetry, *, gpu_processes_before: int | None = None
+) -> tuple[Doubt, ...]:
+    """Return what the machine did that makes a number taken meanwhile doubtful.
+
+    THROTTLED: heat, a hardware slowdown or a power brake held the clocks down, or half of the time
+    the clock was more than a tenth below the highest that was seen. A power cap alone is no doubt,
+    nor are the clocks that come of it: a card under load at its power limit runs at what the limit
+    allows, faster whenever the load is lighter, and will do so tomorrow.
+
+    CONTENDED: the hypervisor took more than 2 % of the processors' time, other processes used more
+    than 15 % of it, or there were more other processes on the GPU than `gpu_processes_before`
+    (None: not known; a desktop's are always there, so they alone are no doubt).
+
+    What the machine cannot tell raises no doubt.
+    """
+    doubts = []
+    median, highest = telemetry.gpu_clock_median_mhz, telemetry.gpu_clock_max_mhz
+    unsteady = (
+        median is not None
+        and highest is not None
+        and median < highest * _STEADY_CLOCK
+        # At its power limit a card goes faster whenever the load is lighter.
+        and telemetry.throttle_reasons != ("power_cap",)
+    )
+    if unsteady or _HELD_DOWN.intersection(telemetry.throttle_reasons):
+        doubts.append(Doubt.THROTTLED)
+    stolen, others = telemetry.steal_share, telemetry.others_share
+    processes = telemetry.gpu_other_processes
+    if (
+        (stolen is not None and stolen > _STOLEN)
+        or (others is not None and others > _OTHERS)
+        or (
+            processes is not None
+            and gpu_processes_before is not None
+            and processes > gpu_processes_before
+        )
+    ):
+        doubts.append(Doubt.CONTENDED)
+    return tuple(doubts)

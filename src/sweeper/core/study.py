@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sweeper.core.objectives import OBJECTIVES
 from sweeper.core.pairs import Pairs, Point
+from sweeper.core.quality import Guard
 from sweeper.core.space import Space
 from sweeper.core.workload import Workload
 
@@ -30,8 +32,29 @@ class SamplerChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Confirm:
+    """How the front is measured again after the search: `rounds` fresh boots of each member.
+
+    At most `boots` boots in all; 0 rounds: not at all.
+    """
+
+    rounds: int = 1
+    boots: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Everything that decides what a study's numbers mean, and how far it goes."""
+    """Everything that decides what a study's numbers mean, and how far it goes.
+
+    `also` are further workloads, measured on the same boots; the search compares by `workload`.
+    `reference` are values of axes: the first attempt measured at them is what the others' answers
+    are compared with. `proof_boots` is how often an engine that died in the proof of its context is
+    booted again to find how much it holds. `mix_conditions` lets attempts be compared that were
+    made under other conditions (another driver, another version of the engine).
+    `device_memory_bytes` is what an engine can take of the card, for judging what fits before any
+    boot; with `unified_memory` the processor takes its share of the same. `objectives` are
+    the first two or all of OBJECTIVES, each to be maximised.
+    """
 
     name: str
     description: str
@@ -50,11 +73,21 @@ class Study:
     hardware_name: str
     memory_limit_bytes: int | None
     workload: Workload
+    also: tuple[Workload, ...] = ()
+    guard: Guard = field(default_factory=Guard)
+    reference: Pairs = Pairs()
+    confirm: Confirm = Confirm()
+    proof_boots: int = 1
+    mix_conditions: bool = False
+    device_memory_bytes: int | None = None
+    unified_memory: bool = False
+    objectives: tuple[str, ...] = OBJECTIVES[:2]
 
     def identity(self) -> dict[str, Any]:
         """Return what must stay the same for attempts to belong to one study, as flat names.
 
-        Budget, sampler and seed may change between runs; none of them changes a number.
+        Budget, sampler, seed and the stated memory of the card may change between runs; none of
+        them changes a number.
         """
         space = self.space.described()
         flat: dict[str, Any] = {
@@ -65,6 +98,9 @@ class Study:
             "hardware.name": self.hardware_name,
             "hardware.memory_limit_bytes": self.memory_limit_bytes,
             "rules": space["rules"],
+            **{f"guard.{name}": value for name, value in asdict(self.guard).items()},
+            "guard.reference": dict(self.reference),
+            "objectives": list(self.objectives),
         }
         axes = space["axes"]
         assert isinstance(axes, dict)
@@ -77,8 +113,19 @@ class Study:
                 for name, value in self.engine_env.items()
             }
         )
-        flat.update({f"workload.{k}": value for k, value in self.workload.described().items()})
+        flat.update(_flat("workload", self.workload.described()))
+        for index, workload in enumerate(self.also):
+            flat.update(_flat(f"also.{index}", workload.described()))
         return json.loads(json.dumps(flat))  # type: ignore[no-any-return]
+
+
+def _flat(prefix: str, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested data under one dotted name for each value."""
+    flat: dict[str, Any] = {}
+    for name, value in described.items():
+        key = f"{prefix}.{name}"
+        flat.update(_flat(key, value) if isinstance(value, Mapping) else {key: value})
+    return flat
 
 
 def differences(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> tuple[str, ...]:

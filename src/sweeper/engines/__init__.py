@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from sweeper.core.architecture import Architecture, CannotTell, from_facts
 from sweeper.core.launch import Attach, Death, Launch, Phase
-from sweeper.core.memory import Footprint
+from sweeper.core.memory import Estimate, Footprint, estimate_of
 from sweeper.core.outcome import Diagnosis, Failure, Unfit
 from sweeper.core.pairs import Pairs, Scalar
 from sweeper.core.sample import DraftCounters
@@ -66,9 +67,16 @@ class Wire:
     """How to talk to the engine over HTTP; paths start with a slash, None where it has no such.
 
     `completion_extras` are added to every measuring request (ignore the end of text, keep the
-    prompt cache out). `cache_variables` name the environment variables of folders that the engine
+    prompt cache out); `cached_extras` replace some of them where the prompt cache is what is
+    measured. `cache_variables` name the environment variables of folders that the engine
     caches compiled code in: each study gets its own. `tokenize_text_key` and
-    `tokenize_tokens_key` name the fields of the tokenizer endpoint.
+    `tokenize_tokens_key` name the fields of the tokenizer endpoint, `tokenize_special_key` the one
+    that says whether the beginning of text and its like are put around it.
+
+    `scoring` is how the engine tells the probabilities of a given text, None where it cannot: of
+    all tokens of a prompt at once (`prompt_logprobs`, as vLLM has it), or of the next token, which
+    a bias makes it sample (`next_token`, as llama.cpp's own endpoint does). `scoring_path` is where
+    it is asked; None: where completions are.
     """
 
     health_path: str = "/health"
@@ -80,8 +88,12 @@ class Wire:
     tokenize_path: str | None = "/tokenize"
     tokenize_text_key: str = "prompt"
     tokenize_tokens_key: str = "tokens"
+    tokenize_special_key: str | None = None
     tokenize_extras: Pairs = Pairs()
     completion_extras: Pairs = Pairs()
+    cached_extras: Pairs = Pairs()
+    scoring: Literal["prompt_logprobs", "next_token"] | None = None
+    scoring_path: str | None = None
 
 
 class Engine(Protocol):
@@ -162,6 +174,140 @@ class Described(Protocol):
         ...
 
 
+@runtime_checkable
+class Estimating(Protocol):
+    """An adapter that knows how much its engine needs, not only what needs more."""
+
+    def estimate(self, settings: Any, model: ModelFacts) -> Estimate:
+        """Return what these settings need of memory by component, before any boot."""
+        ...
+
+    def shown(self, settings: Any, evidence: Pairs) -> Pairs:
+        """Return the components that a boot printed in bytes, by the names of the estimate."""
+        ...
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """An adapter whose engine is told how much of a card it may take."""
+
+    def share(self, settings: Any) -> float:
+        """Return the share of a card's memory that these settings let the engine take."""
+        ...
+
+
+@runtime_checkable
+class Choosy(Protocol):
+    """An adapter that can tell from a model's facts that it will not be served in some way."""
+
+    def refusal(self, settings: Any, model: ModelFacts) -> str | None:
+        """Return in words why this model is not served with these settings, None if it may be."""
+        ...
+
+
+def capacity_of(engine: Engine, settings: Any, device_memory_bytes: float) -> float:
+    """Return the part of a card's memory that the engine takes with these settings, in bytes."""
+    share = engine.share(settings) if isinstance(engine, Sharing) else 1.0
+    return share * device_memory_bytes
+
+
+def refusal_of(engine: Engine, settings: Any, model: ModelFacts) -> str | None:
+    """Return in words why a model is not served with these settings, None if it may be."""
+    return engine.refusal(settings, model) if isinstance(engine, Choosy) else None
+
+
+def no_draft_layers(model: ModelFacts) -> str | None:
+    """Return that the model cannot draft by itself, where its facts say so."""
+    if model.facts.get("draft_layers") != 0:
+        return None
+    return (
+        "the checkpoint has no draft layers (draft_layers is 0), so the model cannot draft for "
+        "itself"
+    )
+
+
+@runtime_checkable
+class Clocked(Protocol):
+    """An adapter whose engine keeps the time of its requests on its metrics page."""
+
+    def clocks(self, metrics: str) -> Pairs:
+        """Return sums since the engine started: `requests`, and `decode_s` and `ttft_s` of them.
+
+        `decode_s` runs from the first token of a request to its last. Empty where it keeps none.
+        """
+        ...
+
+
+def estimated(engine: Engine, settings: Any, model: ModelFacts) -> Estimate:
+    """Return what these settings need of memory by component, each with its spread."""
+    if isinstance(engine, Estimating):
+        return engine.estimate(settings, model)
+    return estimate_of(engine.footprint(settings, model))
+
+
+def shown(engine: Engine, settings: Any, evidence: Pairs) -> Pairs:
+    """Return the components that a boot printed in bytes, by the names of the estimate."""
+    if isinstance(engine, Estimating):
+        return engine.shown(settings, evidence)
+    sizes = {name: size for name, size in evidence.items() if name.endswith("_bytes")}
+    return Pairs({name.removesuffix("_bytes"): size for name, size in sizes.items()})
+
+
+def architecture_of(model: ModelFacts) -> Architecture | None:
+    """Return what the model's caches hold, None where its facts do not tell."""
+    try:
+        return from_facts(model.facts)
+    except CannotTell:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandParts:
+    """A recorded command line taken apart, for recipes that are no command line.
+
+    The words from `start` on start the engine (a container or a wrapper stands before it), those
+    from `flags_at` on are its flags: `flags` has each of them with its values, as recorded.
+    """
+
+    start: int
+    flags_at: int
+    model: str
+    served_name: str
+    flags: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """The engine in a container: a public image, None where none is known, and what starts it."""
+
+    image: str | None
+    entrypoint: tuple[str, ...]
+
+
+@runtime_checkable
+class Deployable(Protocol):
+    """An adapter that knows other ways to deploy its engine than by its command line.
+
+    `recipe_forms` are the formats of recipes that are made for this engine, beside those for any;
+    `runtime` is its name in sparkrun, `setting_notes` what its settings are for, in a few words.
+    """
+
+    recipe_forms: frozenset[str]
+    runtime: str
+    setting_notes: Mapping[str, str]
+
+    def command_parts(self, argv: tuple[str, ...]) -> CommandParts | None:
+        """Return a command line of this engine taken apart; None where it is none that we made."""
+        ...
+
+    def container(self, parts: CommandParts, argv: tuple[str, ...], facts: Pairs) -> Container:
+        """Return the engine's own image for this command; `facts` are the engine's and the host's.
+
+        The host's have `gpu` where it has a card.
+        """
+        ...
+
+
 def engine_names() -> tuple[str, ...]:
     """Return the names of all installed adapters."""
     from importlib.metadata import entry_points
@@ -188,12 +334,25 @@ def load_engine(name: str, params: Mapping[str, Any] | None = None) -> Engine:
 
 __all__ = [
     "ENTRY_POINTS",
+    "Choosy",
+    "Clocked",
+    "CommandParts",
+    "Container",
+    "Deployable",
     "Described",
     "Engine",
     "EngineOptions",
+    "Estimating",
     "ModelFacts",
     "Scalar",
+    "Sharing",
     "Wire",
+    "architecture_of",
+    "capacity_of",
     "engine_names",
+    "estimated",
     "load_engine",
+    "no_draft_layers",
+    "refusal_of",
+    "shown",
 ]

@@ -298,7 +298,9 @@ class EngineContract:
         _check(isinstance(wire, Wire), f"wire is {wire!r}")
         for path in (wire.health_path, wire.completions_path, wire.chat_path):
             _check(path.startswith("/"), f"{path!r} does not start with a slash")
-        for maybe in (wire.metrics_path, wire.props_path, wire.tokenize_path):
+        for maybe in (
+            wire.metrics_path, wire.props_path, wire.tokenize_path, wire.scoring_path,
+        ):  # fmt: skip
             _check(maybe is None or maybe.startswith("/"), f"{maybe!r} does not either")
         _check(self._start(18001).health_path.startswith("/"), "nor does the launch's health_path")
 

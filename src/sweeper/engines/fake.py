@@ -43,7 +43,8 @@ class FakeSettings:
     The device is invented as well: `capacity_mib` is all it has, `weights_mib`, `draft_mib` (only
     with `n_max` above 0), `kv_kib_per_token` and `compute_mib` (for a batch of 512) are taken from
     it. `draft_cost` is the share of a step that each drafted token adds, `time_scale` divides all
-    waiting, `ending_after` is how many completions go well before the ending.
+    waiting, `ending_after` is how many completions go well before the ending. Chats answer with
+    `reasoning_tokens` of thoughts first.
     """
 
     context: int = Options.context
@@ -66,6 +67,7 @@ class FakeSettings:
     ending: str = Options.ending
     ending_after: int = Options.ending_after
     runtime_oom_tokens: int = Options.runtime_oom_tokens
+    reasoning_tokens: int = Options.reasoning_tokens
 
     def __post_init__(self) -> None:
         for name in ("capacity_mib", "decode_tok_s", "prefill_tok_s", "time_scale"):
@@ -84,6 +86,7 @@ class FakeSettings:
             "boot_s",
             "ending_after",
             "runtime_oom_tokens",
+            "reasoning_tokens",
         ):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise FieldError(name, f"must be at least 0, got {getattr(self, name)}")
@@ -102,7 +105,11 @@ class Fake:
 
     name = NAME
     simulated = True
-    wire = Wire()
+    wire = Wire(
+        completion_extras=Pairs(cache_prompt=False, ignore_eos=True),
+        cached_extras=Pairs(cache_prompt=True),
+        scoring="prompt_logprobs",
+    )
 
     def settings(self, params: Mapping[str, Any]) -> FakeSettings:
         """Return the settings, checked; raises FieldError naming the wrong one."""

@@ -23,6 +23,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple, NoReturn
 
@@ -70,6 +71,9 @@ ENDINGS = {
     "http-422": "answers completions with status 422, and gives no reason",
     "empty-answer": "answers with status 200 and no tokens",
     "garbage": "repeats one token",
+    "late-garbage": "answers well until --ending-after completions, and then repeats one word",
+    "token-salad": "answers with words of all scripts thrown together, and bytes that are no text",
+    "wrong-answers": "answers something else as soon as its KV cache is quantised",
     "error-in-stream": "sends an error object in the middle of a stream of status 200",
     "truncated-context": "serves half of the context that it prints, without a word",
     "silent-truncation": "reads the last half of its context only, and answers without a word",
@@ -90,7 +94,8 @@ class Options(argparse.Namespace):
     A flag is the name with dashes. Sizes of memory are those of the invented device. `draft_cost`
     is the share of a step without speculation that each drafted token adds to a step;
     `time_scale` divides all waiting; `ending_after` is how many completions are served well
-    before an ending that happens in one.
+    before an ending that happens in one. So many tokens of a chat's answer are
+    `reasoning_tokens`, unless its template is told `enable_thinking: false`.
     """
 
     port: int = 0
@@ -115,6 +120,7 @@ class Options(argparse.Namespace):
     ending: str = "none"
     ending_after: int = 0
     runtime_oom_tokens: int = 1024
+    reasoning_tokens: int = 0
 
 
 # ---- What is simulated, as pure functions ------------------------------------------------------
@@ -199,6 +205,29 @@ WORDS = tuple(
     ).split()
 )
 """The vocabulary that answers are written in; the token of a word here is its index."""
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two prompts have in common from their beginning on."""
+    for index, (here, there) in enumerate(zip(one, other, strict=False)):
+        if here != there:
+            return index
+    return min(len(one), len(other))
+
+
+SALAD = (
+    " the", "ord", " ination", " Вен", "та", "苹", " 果", "кан", " дида", ")))", "##otein", "ニュ",
+    " تس", "علي", "नम", " ते", "ไทย", "\ufffd\ufffd", "ליל", " ה", "\ufffd", "ეხ", " 령", "하",
+    " été", "λόγ", "\x02", "<0x9F>",
+)  # fmt: skip
+"""Pieces of tokens drawn by chance from a vocabulary of many languages."""
+
+_BROKEN_WORDS = {"garbage": ("!",), "late-garbage": (" the",), "token-salad": SALAD}
+"""What the endings that break an answer are written in."""
+
+LOGPROB_LOSS = {"f16": 0.0, "q8_0": 0.005, "q4_0": 0.08}
+"""Nats a token that a text seems less probable with a KV cache of each type."""
+BROKEN_LOGPROB_LOSS = 7.0
 
 _PIECE = re.compile(r"\s*\S+|\s+")
 _WORD_TOKENS = {word: token for token, word in enumerate(WORDS)}
@@ -293,6 +322,14 @@ class Request(NamedTuple):
     path: str
     body: bytes
     keep_alive: bool
+    arrived_s: float
+    """When its first line was there: what comes after counts as the engine's own time."""
+
+
+def event(data: str) -> bytes:
+    """Return one event of a stream as one chunk."""
+    frame = f"data: {data}\n\n".encode()
+    return b"%x\r\n%b\r\n" % (len(frame), frame)
 
 
 class Connection:
@@ -310,6 +347,7 @@ class Connection:
             line = self._line()
         if not line:
             return None
+        arrived_s = time.monotonic()
         words = line.decode("latin-1").split()
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             raise Unreadable("not a request line")
@@ -331,7 +369,7 @@ class Connection:
             return None
         wish = headers.get("connection", "").lower()
         keep_alive = wish != "close" and (words[2] != "HTTP/1.0" or wish == "keep-alive")
-        return Request(words[0], words[1].partition("?")[0], body, keep_alive)
+        return Request(words[0], words[1].partition("?")[0], body, keep_alive, arrived_s)
 
     def _line(self) -> bytes:
         line = self._reader.readline(65537)
@@ -358,8 +396,11 @@ class Connection:
 
     def send_event(self, data: str) -> None:
         """Send one event as one chunk."""
-        frame = f"data: {data}\n\n".encode()
-        self._sock.sendall(b"%x\r\n%b\r\n" % (len(frame), frame))
+        self.send(event(data))
+
+    def send(self, ready: bytes) -> None:
+        """Send what is ready to go, in one write."""
+        self._sock.sendall(ready)
 
     def end_stream(self) -> None:
         """Send the last chunk; the connection can be used again."""
@@ -381,6 +422,13 @@ class Answer(NamedTuple):
     chat: bool
     stream: bool
     include_usage: bool
+    cache_prompt: bool
+    prompt_logprobs: bool
+    reasoning_tokens: int
+    arrived_s: float
+
+
+_REMEMBERED_PROMPTS = 64
 
 
 class Server:
@@ -390,6 +438,7 @@ class Server:
         self.options = options
         self.loaded = threading.Event()
         self._lock = threading.Lock()
+        self._remembered: deque[tuple[int, ...]] = deque(maxlen=_REMEMBERED_PROMPTS)
         self._requests = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -486,14 +535,17 @@ class Server:
 
     def _completions(self, connection: Connection, request: Request) -> None:
         body = _json_object(request)
-        self._complete(connection, self._asked(body, _prompt(body.get("prompt")), chat=False))
+        prompt = _prompt(body.get("prompt"))
+        self._complete(connection, self._asked(request, body, prompt, chat=False))
 
     def _chat_completions(self, connection: Connection, request: Request) -> None:
         body = _json_object(request)
         prompt = _chat_prompt(body.get("messages"))
-        self._complete(connection, self._asked(body, prompt, chat=True))
+        self._complete(connection, self._asked(request, body, prompt, chat=True))
 
-    def _asked(self, body: dict[str, Any], prompt: list[int], *, chat: bool) -> Answer:
+    def _asked(
+        self, request: Request, body: dict[str, Any], prompt: list[int], *, chat: bool
+    ) -> Answer:
         """Return the request checked against the window; raises Refused."""
         if len(prompt) >= self.window_tokens and self.options.ending != "silent-truncation":
             raise Refused(
@@ -515,12 +567,22 @@ class Server:
         stream_options = body.get("stream_options") or {}
         if not isinstance(stream_options, dict):
             raise Refused(400, "invalid_request_error", "stream_options must be an object")
+        template = body.get("chat_template_kwargs") or {}
+        if not isinstance(template, dict):
+            raise Refused(400, "invalid_request_error", "chat_template_kwargs must be an object")
+        if body.get("prompt_logprobs") is not None and body.get("stream"):
+            raise Refused(400, "invalid_request_error", "prompt_logprobs: not in a stream")
+        thinks = chat and template.get("enable_thinking", True) is not False
         return Answer(
             prompt=tuple(prompt),
             wanted_tokens=min(most, room),
             chat=chat,
             stream=bool(body.get("stream")),
             include_usage=bool(stream_options.get("include_usage")),
+            cache_prompt=body.get("cache_prompt") is True,
+            prompt_logprobs=body.get("prompt_logprobs") is not None,
+            reasoning_tokens=self.options.reasoning_tokens if thinks else 0,
+            arrived_s=request.arrived_s,
         )
 
     def _complete(self, connection: Connection, asked: Answer) -> None:
@@ -542,58 +604,112 @@ class Server:
         short = {"empty-answer": 0, "degraded-throughput": 1}
         wanted_tokens = min(asked.wanted_tokens, short.get(ending, asked.wanted_tokens))
 
-        started_s = time.monotonic()
-        prefill_s = len(asked.prompt) / options.prefill_tok_s / options.time_scale
+        started_s = asked.arrived_s
+        cached = self._cached_tokens(asked)
+        prefill_s = (len(asked.prompt) - cached) / options.prefill_tok_s / options.time_scale
         if ending == "oom-runtime" and len(asked.prompt) > options.runtime_oom_tokens:
             sleep_until(started_s + prefill_s / 2)
             leave(1, self._runtime_oom(len(asked.prompt)))
-        sleep_until(started_s + prefill_s)
-        prefilled_s = time.monotonic()
 
-        # The text depends on the prompt alone, as with greedy decoding: speculation is lossless.
+        # What is to be said is thought of in the middle of the prefill, not at once: requests that
+        # come at the same moment get their times before anything takes the processor from them.
+        sleep_until(started_s + prefill_s / 2)
+        # The text depends on model and prompt alone, as with greedy decoding: speculation loses
+        # nothing, and neither does a KV cache that is not broken.
         request = binascii.crc32(repr(asked.prompt).encode())
-        writer = random.Random(f"text {request}")
+        writer = random.Random(f"text {options.model} {request} {self._corruption(ending)}")
+        words = _BROKEN_WORDS.get(ending, WORDS)
         acceptance = 0.0 if options.ending == "dead-draft" else options.acceptance
         luck = random.Random(f"drafts {options.seed} {request} {wanted_tokens}")
         reply = Reply(connection, asked, model=options.model, number=number)
         if asked.stream:
             connection.start_stream()
+        # Each token has its moment, whenever the one before it really went out: what a busy
+        # machine delays once does not delay all that follows. It is written before that moment.
+        due_s = started_s + prefill_s
+        prefilled_s: float | None = None
         made = drafted = accepted = 0
-        step_end_s = prefilled_s
         for index, step in enumerate(
             decode_steps(wanted_tokens, n_max=self._n_max, acceptance=acceptance, rng=luck)
         ):
             if index > 0:  # the first token is the prefill's own
                 cost = (1 + options.draft_cost * step.drafted) / options.decode_tok_s
-                step_end_s += cost / options.time_scale
-                sleep_until(step_end_s)
+                due_s += cost / options.time_scale
+            ready = reply.piece(
+                "".join(writer.choice(words) for _ in range(step.tokens)),
+                thought=made < asked.reasoning_tokens,
+            )
+            sleep_until(due_s)
+            if prefilled_s is None:
+                prefilled_s = time.monotonic()
+            reply.add(ready)
             made += step.tokens
             drafted += step.drafted
             accepted += step.accepted
             self._count(step)
-            words = ("!",) if ending == "garbage" else WORDS
-            reply.add("".join(writer.choice(words) for _ in range(step.tokens)))
             if 2 * made >= wanted_tokens and self._struck(ending, reply):
                 return
+        if prefilled_s is None:
+            sleep_until(due_s)
+            prefilled_s = time.monotonic()
         if self._struck(ending, reply):
             return
         finished_s = time.monotonic()
 
-        usage = {
+        usage: dict[str, Any] = {
             "prompt_tokens": len(asked.prompt),
             "completion_tokens": made,
             "total_tokens": len(asked.prompt) + made,
         }
         timings: dict[str, int | float] = {
-            "prompt_n": len(asked.prompt),
+            "prompt_n": len(asked.prompt) - cached,
             "prompt_ms": (prefilled_s - started_s) * 1000,
+            # Moments of the clock that all processes of a machine share, to tell whose a delay is.
+            "arrived_at_s": started_s,
+            "first_at_s": prefilled_s,
             # As in llama.cpp, the first token is counted here and its time in the prompt's.
             "predicted_n": made,
             "predicted_ms": (finished_s - prefilled_s) * 1000,
         }
+        if asked.cache_prompt:
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+            timings["cache_n"] = cached
         if drafted > 0:
             timings |= {"draft_n": drafted, "draft_n_accepted": accepted}
-        reply.finish("stop" if ending in short else "length", usage, timings)
+        logprobs = self._prompt_logprobs(asked.prompt, ending) if asked.prompt_logprobs else None
+        reply.finish("stop" if ending in short else "length", usage, timings, logprobs)
+
+    def _corruption(self, ending: str) -> str:
+        """Return what makes the answers others than those of the same weights, "" for nothing."""
+        kv_type = self.options.kv_type
+        return kv_type if ending == "wrong-answers" and kv_type != "f16" else ""
+
+    def _prompt_logprobs(
+        self, prompt: Sequence[int], ending: str
+    ) -> list[dict[str, dict[str, object]] | None]:
+        """Return how probable each token of the prompt is, in nats, as vLLM tells it.
+
+        The same for the same model and prompt; less by a little for a smaller KV type, and by
+        much for an ending that breaks the answers. The first token has none.
+        """
+        loss = LOGPROB_LOSS[self.options.kv_type]
+        if ending in _BROKEN_WORDS or self._corruption(ending):
+            loss += BROKEN_LOGPROB_LOSS
+        told: list[dict[str, dict[str, object]] | None] = [None]
+        for position, token in enumerate(prompt[1:], 1):
+            drawn = binascii.crc32(f"{self.options.model} {position} {token}".encode()) / 2**32
+            told.append({str(token): {"logprob": -4 * drawn - loss, "rank": 1}})
+        return told
+
+    def _cached_tokens(self, asked: Answer) -> int:
+        """Return how much of the prompt need not be read again, and remember the prompt."""
+        with self._lock:
+            remembered = tuple(self._remembered)
+            self._remembered.append(asked.prompt)
+        if not asked.cache_prompt:
+            return 0
+        known = max((common_prefix(asked.prompt, each) for each in remembered), default=0)
+        return min(known, len(asked.prompt) - 1)  # the last token is read for its successor
 
     def _count(self, step: Step) -> None:
         with self._lock:
@@ -634,6 +750,7 @@ class Reply:
         self._connection = connection
         self._asked = asked
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
         self._head = {
             "id": f"fake-{number}",
             "object": (
@@ -645,21 +762,43 @@ class Reply:
             "model": model,
         }
 
-    def add(self, text: str) -> None:
-        """Pass on a piece of text."""
-        if self._asked.stream:
-            if self._asked.chat and not self._texts:
-                self._send(self._choice(None, {"delta": {"role": "assistant", "content": ""}}))
-            part = {"delta": {"content": text}} if self._asked.chat else {"text": text}
-            self._send(self._choice(None, part))
-        self._texts.append(text)
+    def piece(self, text: str, *, thought: bool) -> bytes:
+        """Return a piece of the answer ready to be sent; nothing where all goes out at once."""
+        (self._thoughts if thought else self._texts).append(text)
+        if not self._asked.stream:
+            return b""
+        if not self._asked.chat:
+            return event(json.dumps(self._choice(None, {"text": text})))
+        part = {"reasoning_content" if thought else "content": text}
+        ready = event(json.dumps(self._choice(None, {"delta": part})))
+        if len(self._texts) + len(self._thoughts) > 1:
+            return ready
+        opening = {"delta": {"role": "assistant", "content": ""}}
+        return event(json.dumps(self._choice(None, opening))) + ready
 
-    def finish(self, reason: str, usage: dict[str, int], timings: dict[str, int | float]) -> None:
+    def add(self, ready: bytes) -> None:
+        """Send a piece in one write."""
+        if ready:
+            self._connection.send(ready)
+
+    def finish(
+        self,
+        reason: str,
+        usage: dict[str, Any],
+        timings: dict[str, int | float],
+        prompt_logprobs: list[dict[str, dict[str, object]] | None] | None = None,
+    ) -> None:
         """Send what ends a good answer; usage and timings go with the last object."""
         if not self._asked.stream:
             text = "".join(self._texts)
-            message = {"message": {"role": "assistant", "content": text}}
-            whole = self._choice(reason, message if self._asked.chat else {"text": text})
+            said: dict[str, Any] = {"role": "assistant", "content": text}
+            if self._thoughts:
+                said["reasoning_content"] = "".join(self._thoughts)
+            message = {"message": said}
+            part: dict[str, Any] = message if self._asked.chat else {"text": text}
+            if prompt_logprobs is not None:
+                part["prompt_logprobs"] = prompt_logprobs
+            whole = self._choice(reason, part)
             self._connection.answer_json(200, {**whole, "usage": usage, "timings": timings})
             return
         last = self._choice(reason, {"delta": {}} if self._asked.chat else {"text": ""})

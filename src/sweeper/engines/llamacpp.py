@@ -20,8 +20,9 @@ from typing import Any, Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from sweeper.core.architecture import value_bits
 from sweeper.core.launch import Death, Ended, Launch, Phase
-from sweeper.core.memory import Footprint
+from sweeper.core.memory import Estimate, Footprint
 from sweeper.core.outcome import (
     Broken,
     BrokenName,
@@ -39,7 +40,15 @@ from sweeper.core.outcome import (
 from sweeper.core.pairs import Pairs, Scalar, text
 from sweeper.core.sample import DraftCounters
 from sweeper.core.typed import FieldError, build
-from sweeper.engines import EngineOptions, ModelFacts, Wire
+from sweeper.engines import (
+    CommandParts,
+    Container,
+    EngineOptions,
+    ModelFacts,
+    Wire,
+    llamacpp_memory,
+    no_draft_layers,
+)
 from sweeper.engines.llamacpp_log import (
     MIB,
     Allocation,
@@ -57,7 +66,6 @@ KV_BITS: dict[str, float] = {
 }  # fmt: skip
 """Bits a cached value takes, block scales included. Forks have more types; see `footprint`."""
 
-_DEFAULT_BATCH = 2048
 _DEFAULT_UBATCH = 512
 _OWN_FLAGS = ("--host", "--port", "--model", "-m", "--alias", "-a", "--ctx-size", "-c")
 
@@ -116,7 +124,9 @@ class LlamaCppSettings:
     speculation off; `spec_type` may list several kinds, with commas. `ngram_size` is the number of
     tokens looked up by the n-gram kinds. Cache types and kinds of speculation are free text, since
     forks have their own. `version` is the upstream build number that the server's flags are those
-    of (6060 for b6060); None means the newest. `chat_template_kwargs` is JSON text or a mapping.
+    of (6060 for b6060); None means the newest. `chat_template_kwargs` is JSON text or a mapping, as
+    are the two that make a fork known: `cache_type_bits` says how many bits a value takes in a
+    fork's own cache type, `flag_names` what a fork calls a flag, null for one that it lacks.
     `draft_gpu_layers` and the draft cache types are those of the draft or MTP context.
     """
 
@@ -154,6 +164,8 @@ class LlamaCppSettings:
     jinja: bool | None = None
     chat_template_kwargs: str | Mapping[str, Scalar] | None = None
     version: int | None = None
+    cache_type_bits: str | Mapping[str, Scalar] | None = None
+    flag_names: str | Mapping[str, Scalar] | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -181,9 +193,23 @@ class LlamaCppSettings:
             )
         if not self.mmap and self.load_mode is not None:
             raise FieldError("load_mode", "says how weights are read, and mmap: false does too")
-        if self.chat_template_kwargs is not None:
-            # As text from here on: a mapping could be changed by whoever made it.
-            object.__setattr__(self, "chat_template_kwargs", _json(self.chat_template_kwargs))
+        for name in ("chat_template_kwargs", "cache_type_bits", "flag_names"):
+            value = getattr(self, name)
+            if value is not None:
+                # As text from here on: a mapping could be changed by whoever made it.
+                object.__setattr__(self, name, _json(name, value))
+        for kind, bits in self.own_cache_types.items():
+            if isinstance(bits, bool) or not isinstance(bits, int | float) or not 0 < bits <= 64:
+                raise FieldError(
+                    "cache_type_bits", f"of {kind} must be bits a value, as 3.5, got {bits!r}"
+                )
+        for flag, own in self.own_flags.items():
+            if not flag.startswith("-") or flag in _OWN_FLAGS:
+                raise FieldError("flag_names", f"cannot rename {flag}: it is not a flag, or ours")
+            if own is not None and not (isinstance(own, str) and own.startswith("-")):
+                raise FieldError(
+                    "flag_names", f"of {flag} must be a flag, or null to leave it out, got {own!r}"
+                )
 
     @property
     def speculates(self) -> bool:
@@ -191,22 +217,44 @@ class LlamaCppSettings:
         return self.spec_type != "none" and (self.n_max is None or self.n_max > 0)
 
     @property
+    def own_cache_types(self) -> Mapping[str, Any]:
+        """Bits a value of the cache types that only this fork has."""
+        return _mapping(self.cache_type_bits)
+
+    @property
+    def own_flags(self) -> Mapping[str, Any]:
+        """What this fork calls upstream's flags, None for those that it lacks."""
+        return _mapping(self.flag_names)
+
+    def cache_bits(self, kind: str) -> float | None:
+        """Return the bits of a cached value of this type, None where that is not known."""
+        if self.cache_type_bits is not None and kind in (own := self.own_cache_types):
+            return float(own[kind])
+        return value_bits(kind)
+
+    @property
     def spec_kinds(self) -> tuple[str, ...]:
         """The kinds of speculation, as listed."""
         return tuple(kind.strip() for kind in self.spec_type.split(",") if kind.strip())
 
 
-def _json(kwargs: str | Mapping[str, Scalar]) -> str:
-    """Return template arguments as the JSON object that the flag wants; a text as it is."""
-    if not isinstance(kwargs, str):
-        return json.dumps(dict(kwargs), ensure_ascii=False)
+def _json(name: str, stated: str | Mapping[str, Scalar]) -> str:
+    """Return a mapping as the JSON object that stands for it; a text as it is."""
+    if not isinstance(stated, str):
+        return json.dumps(dict(stated), ensure_ascii=False)
     try:
-        parsed = json.loads(kwargs)
+        parsed = json.loads(stated)
     except json.JSONDecodeError as error:
-        raise FieldError("chat_template_kwargs", f"is not JSON: {error}") from None
+        raise FieldError(name, f"is not JSON: {error}") from None
     if not isinstance(parsed, dict):
-        raise FieldError("chat_template_kwargs", f"must be a JSON object, got {kwargs}")
-    return kwargs
+        raise FieldError(name, f"must be a JSON object, got {stated}")
+    return stated
+
+
+def _mapping(text: str | Mapping[str, Scalar] | None) -> Mapping[str, Any]:
+    if text is None:
+        return {}
+    return dict(json.loads(text)) if isinstance(text, str) else text
 
 
 class LlamaCpp:
@@ -217,8 +265,43 @@ class LlamaCpp:
     wire = Wire(
         props_path="/props",
         tokenize_text_key="content",
+        tokenize_special_key="add_special",
         completion_extras=Pairs(cache_prompt=False, ignore_eos=True),
+        cached_extras=Pairs(cache_prompt=True, ignore_eos=True),
+        # The OpenAI endpoint has no probabilities of a token that is not among the likeliest.
+        scoring="next_token",
+        scoring_path="/completion",
     )
+    recipe_forms = frozenset({"llama-preset", "sparkrun"})
+    runtime = "llama-cpp"
+    setting_notes: Mapping[str, str] = {
+        "context": "tokens of the window; the KV cache grows with it",
+        "cache_type_k": "type of the cached keys; fewer bits leave room for more context",
+        "cache_type_v": "type of the cached values; fewer bits leave room for more context",
+        "flash_attn": "attention without a table of scores, which saves memory",
+        "batch": "tokens of a prompt that are taken at once",
+        "ubatch": "tokens that are computed at once; more make the compute buffer larger",
+        "gpu_layers": "layers on the card",
+        "n_cpu_moe": "layers whose experts stay in the memory of the host",
+        "threads": "threads that generate; more than the cores there are slow it down",
+        "spec_type": "the kind of speculation",
+        "n_max": "tokens drafted at a time; more pay off as long as they are accepted",
+        "p_min": "probability below which drafting stops",
+    }
+
+    def command_parts(self, argv: tuple[str, ...]) -> CommandParts | None:
+        """Return the program, the model and the flags of a command that `launch` made."""
+        return _parts(argv)
+
+    def container(self, parts: CommandParts, argv: tuple[str, ...], facts: Pairs) -> Container:
+        """Return llama.cpp's own server image (docs/docker.md), of the build if it is known."""
+        del parts, argv
+        build = facts.get("engine_build")
+        kind = "server" if facts.get("gpu") is None else "server-cuda"
+        tag = f"{kind}-b{build}" if isinstance(build, int) and build > 0 else kind
+        return Container(
+            image=f"ghcr.io/ggml-org/llama.cpp:{tag}", entrypoint=("/app/llama-server",)
+        )
 
     def settings(self, params: Mapping[str, Any]) -> LlamaCppSettings:
         """Return frozen settings from a study's parameters; raises FieldError."""
@@ -255,43 +338,17 @@ class LlamaCpp:
     def footprint(self, settings: LlamaCppSettings, model: ModelFacts) -> Footprint:
         """Return weights, KV cache, compute and output buffers in bytes, by llama.cpp's formulas.
 
-        KV: two tensors a layer, heads x length x cells x bits; sliding-window layers hold the
-        window plus one micro-batch, rounded up to 256 cells. Compute: the attention scores
-        (micro-batch x context, times the heads in f32 without flash attention, in f16 once with
-        it) plus activations. Output: one row of f32 logits for each token that is verified,
-        twice (buffer and sampler).
+        They are in `sweeper.engines.llamacpp_memory`; recurrent states count as KV cache.
         """
-        ubatch = min(
-            settings.ubatch if settings.ubatch is not None else _DEFAULT_UBATCH,
-            settings.batch if settings.batch is not None else _DEFAULT_BATCH,
-        )
-        context = settings.context
-        bits_k = KV_BITS.get(settings.cache_type_k.lower(), 16)
-        bits_v = KV_BITS.get(settings.cache_type_v.lower(), 16)
-
-        def fact(name: str, default: float = 0) -> float:
-            value = model.facts.get(name)
-            return value if isinstance(value, int | float) else default
-
-        cell_bits = fact("key_length") * bits_k + fact("value_length") * bits_v
-        window_cells = context
-        if not settings.swa_full:
-            cells = int(fact("window_tokens")) * settings.parallel + ubatch
-            window_cells = min(context, _round_up(cells, 256))
-        kv = (
-            (fact("kv_heads_global") * context + fact("kv_heads_window") * window_cells)
-            * cell_bits
-            / 8
-        )
-        scores = ubatch * context * (2 if settings.flash_attn != "off" else 2 + 4 * fact("heads"))
-        activations = ubatch * 4 * (fact("embedding_length") * 6 + fact("feed_forward_length") * 3)
-        verified = settings.parallel * (1 + (settings.n_max or 0 if settings.speculates else 0))
+        caches = llamacpp_memory.cache_parts(settings, model)
         parts: dict[str, Scalar] = {
             "weights": model.size_bytes,
-            "kv_cache": math.ceil(kv),
-            "compute": math.ceil(scores + activations),
-            "output": int(verified * fact("vocabulary") * 4 * 2),
+            "kv_cache": math.ceil(caches["kv_cache"] + caches["state"]),
+            "compute": math.ceil(llamacpp_memory.compute_bytes(settings, model)),
+            "output": llamacpp_memory.output_bytes(settings, model),
         }
+        if llamacpp_memory.drafts_by_itself(settings):
+            parts["draft_kv"] = math.ceil(caches["draft_kv"])
         if settings.speculates and model.draft_path is not None:
             parts["draft"] = model.draft_size_bytes
         return Footprint(
@@ -311,7 +368,7 @@ class LlamaCpp:
                 unknown_kv_types=" ".join(
                     kind
                     for kind in (settings.cache_type_k, settings.cache_type_v)
-                    if kind.lower() not in KV_BITS
+                    if settings.cache_bits(kind) is None
                 ),
                 gpu_layers=settings.gpu_layers,
                 n_cpu_moe=settings.n_cpu_moe,
@@ -326,6 +383,20 @@ class LlamaCpp:
                 fit=settings.fit,
             ),
         )
+
+    def estimate(self, settings: LlamaCppSettings, model: ModelFacts) -> Estimate:
+        """Return what these settings need of memory by component, before any boot."""
+        return llamacpp_memory.estimate(settings, model)
+
+    def shown(self, settings: LlamaCppSettings, evidence: Pairs) -> Pairs:  # noqa: ARG002
+        """Return the components that a boot printed in bytes, by the names of the estimate."""
+        return llamacpp_memory.shown(evidence)
+
+    def refusal(self, settings: LlamaCppSettings, model: ModelFacts) -> str | None:
+        """Return why the file cannot be served so: it has no draft layers to draft with."""
+        if llamacpp_memory.drafts_by_itself(settings) and model.draft_path is None:
+            return no_draft_layers(model)
+        return None
 
     def launch(
         self, settings: LlamaCppSettings, model: ModelFacts, options: EngineOptions, port: int
@@ -450,11 +521,55 @@ def _flags(settings: LlamaCppSettings, model: ModelFacts, port: int) -> tuple[st
         *(_speculation(settings, model) if settings.speculates else ()),
     ]
     flags: list[str] = []
-    for flag, value in pairs:
+    renamed = settings.own_flags
+    for upstream, value in pairs:
+        flag = renamed.get(upstream, upstream)
         # Nothing is said for a flag that this build lacks, a switch that is off, or no value.
         if flag and value is not None and value is not False and flag not in flags:
             flags += [flag] if value is True else [flag, str(value)]
     return tuple(flags)
+
+
+_SWITCHES = frozenset(
+    {
+        *("--metrics", "--no-ui", "--no-webui", "--no-kv-offload", "--kv-unified"),
+        *("--no-kv-unified", "--jinja", "--no-jinja", "--no-repack", "--swa-full", "--no-mmap"),
+        *("--mlock", "-fa", "--spec-draft-backend-sampling", "--no-spec-draft-backend-sampling"),
+    }
+)
+"""The flags of `_flags` that take no value."""
+_TEXTS = frozenset({"--alias", "--model", "--chat-template-kwargs", "--override-tensor"})
+"""The flags of `_flags` whose value may begin with a dash."""
+
+
+def _parts(argv: tuple[str, ...]) -> CommandParts | None:
+    if "--model" not in argv[1:]:
+        return None
+    flags_at = argv.index("--model", 1)
+    wheel = argv[max(0, flags_at - 2) : flags_at] == ("-m", "sweeper.engines.llamacpp_wheel")
+    flags: list[tuple[str, ...]] = []
+    words = iter(argv[flags_at:])
+    following = next(words, None)
+    while following is not None:
+        flag, following = following, next(words, None)
+        if not flag.startswith("-") or re.fullmatch(r"-[\d.]+", flag):
+            return None
+        takes_it = following is not None and (
+            flag in _TEXTS or not re.match(r"--?[A-Za-z]", following)
+        )
+        if flag not in _SWITCHES and takes_it and following is not None:
+            flags.append((flag, following))
+            following = next(words, None)
+        else:
+            flags.append((flag,))
+    named = {flag[0]: flag[1] for flag in flags if len(flag) == 2}
+    return CommandParts(
+        start=flags_at - (3 if wheel else 1),
+        flags_at=flags_at,
+        model=named["--model"],
+        served_name=named.get("--alias", ""),
+        flags=tuple(flags),
+    )
 
 
 def _flash_attention(settings: LlamaCppSettings) -> tuple[tuple[str, Scalar], ...]:

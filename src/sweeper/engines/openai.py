@@ -44,7 +44,7 @@ from sweeper.core.pairs import Pairs, Scalar, text
 from sweeper.core.sample import DraftCounters
 from sweeper.core.space import suggestion
 from sweeper.core.typed import FieldError, build
-from sweeper.engines import EngineOptions, ModelFacts, Wire
+from sweeper.engines import EngineOptions, ModelFacts, Wire, architecture_of
 
 HOST = "127.0.0.1"
 
@@ -494,18 +494,16 @@ class OpenAi:
         Of an unknown engine only this is known: more context never takes less memory. Where the
         model's heads are unknown a token counts one byte, which orders and does not measure.
         """
-
-        def fact(name: str) -> float:
-            value = model.facts.get(name)
-            return value if isinstance(value, int | float) else 0
-
-        heads = fact("kv_heads_global") + fact("kv_heads_window")
-        token_bytes = heads * (fact("key_length") + fact("value_length")) * 2
+        architecture = architecture_of(model)
+        kv = float(settings.context)
+        if architecture is not None:
+            # Whether the engine makes use of windows is not known either.
+            kv = max(architecture.kv_bytes(kv, 16, window_tokens=kv), kv)
         return Footprint(
             parts=Pairs(
                 weights=model.size_bytes,
                 draft=model.draft_size_bytes,
-                kv_cache=math.ceil(settings.context * max(token_bytes, 1)),
+                kv_cache=math.ceil(kv),
             ),
             alike=Pairs(
                 {

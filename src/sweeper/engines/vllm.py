@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 from prometheus_client.parser import text_string_to_metric_families
 
 from sweeper.core.launch import Death, Ended, Launch, Phase
-from sweeper.core.memory import Footprint
+from sweeper.core.memory import Estimate, Footprint
 from sweeper.core.outcome import (
     Broken,
     BrokenName,
@@ -39,7 +39,16 @@ from sweeper.core.outcome import (
 from sweeper.core.pairs import Pairs, Scalar
 from sweeper.core.sample import DraftCounters
 from sweeper.core.typed import FieldError, build
-from sweeper.engines import EngineOptions, ModelFacts, Wire
+from sweeper.engines import (
+    CommandParts,
+    Container,
+    EngineOptions,
+    ModelFacts,
+    Wire,
+    architecture_of,
+    no_draft_layers,
+    vllm_memory,
+)
 
 GIB = 2**30
 
@@ -48,6 +57,9 @@ CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PI
 
 _QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _OWN_FLAGS = ("--host", "--port", "--model", "--model-tag", "--served-model-name", "--uds")
+_OWN_UTILIZATION = 0.92
+"""The engine's default memory fraction; 0.9 before 0.20."""
+_FP8_FAMILY = ("fp8", "nvfp4", "modelopt")
 _NO_DRAFT_MODEL = ("ngram", "ngram_gpu", "suffix")
 _PARALLEL_DRAFTS = ("dflash", "dspark")
 _SPEC_KEYS = {
@@ -262,6 +274,14 @@ def _mapping(text: Mapping[str, object] | str | None) -> dict[str, object]:
     return dict(json.loads(text)) if isinstance(text, str) else dict(text)
 
 
+_CLOCKS = {
+    "request_decode_time_seconds_sum": "decode_s",
+    "request_decode_time_seconds_count": "requests",
+    "time_to_first_token_seconds_sum": "ttft_s",
+}
+"""Histograms of which the sums are read, by the name that `clocks` gives them."""
+
+
 class Vllm:
     """The adapter for vLLM's server, on any device that it runs on."""
 
@@ -271,7 +291,42 @@ class Vllm:
         # A cache that several studies share may hold what an interrupted one left half written.
         cache_variables=("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
         completion_extras=Pairs(ignore_eos=True),
+        tokenize_special_key="add_special_tokens",
+        scoring="prompt_logprobs",
     )
+    recipe_forms = frozenset({"vllm-yaml", "vllm-recipe", "sparkrun"})
+    runtime = "vllm"
+    setting_notes: Mapping[str, str] = {
+        "max_model_len": "tokens of the window; the KV pool must hold it",
+        "kv_cache_dtype": "type of the cached keys and values; 8 bits hold twice the context of 16",
+        "gpu_memory_utilization": "share of the card that is taken; what is left over serves peaks",
+        "max_num_seqs": "requests at once; more take graphs and memory",
+        "max_num_batched_tokens": "tokens computed at once; more need more memory for activations",
+        "cudagraph_mode": "what runs from captured graphs: faster, and captures take memory",
+        "cudagraph_capture_sizes": "batches that graphs are captured for; each takes memory",
+        "enforce_eager": "no graphs: slower, and less memory",
+        "spec_method": "the kind of speculation",
+        "n_max": "tokens drafted at a time; more pay off as long as they are accepted",
+        "attention_backend": "the attention kernels",
+        "moe_backend": "the kernels of the experts",
+    }
+
+    def command_parts(self, argv: tuple[str, ...]) -> CommandParts | None:
+        """Return the program, the model and the flags of a command that `launch` made."""
+        return _parts(argv)
+
+    def container(self, parts: CommandParts, argv: tuple[str, ...], facts: Pairs) -> Container:
+        """Return vLLM's own image of this version (docs.vllm.ai, deployment/docker), for cards."""
+        version = str(facts.get("engine_version") or "")
+        plain = re.fullmatch(r"\d+\.\d+\.\d+(?:\.post\d+)?", version)
+        image = f"vllm/vllm-openai:{f'v{version}' if plain else 'latest'}"
+        serve = argv[parts.flags_at - 2] == "serve"
+        return Container(
+            image=None if facts.get("gpu") is None else image,
+            entrypoint=("vllm", "serve", parts.model)
+            if serve
+            else ("python3", "-m", "vllm.entrypoints.openai.api_server"),
+        )
 
     def settings(self, params: Mapping[str, Any]) -> VllmSettings:
         """Return frozen settings from a study's parameters; raises FieldError."""
@@ -319,12 +374,17 @@ class Vllm:
             known = isinstance(value, int | float) and not isinstance(value, bool)
             return float(value) if known and value is not None else default
 
-        kv_bits = _kv_bits(settings.kv_cache_dtype)
-        a_token = fact("kv_bytes_per_token") * (kv_bits or 16) / 16
-        if not a_token:
-            heads = fact("kv_heads_global", fact("kv_heads"))
-            a_token = heads * (fact("key_length") + fact("value_length")) * (kv_bits or 16) / 8
+        kv_bits = vllm_memory.kv_bits_of(settings.kv_cache_dtype, model.facts)
         window = settings.max_model_len
+        kept = window if isinstance(window, int) else 0
+        kv = kept * fact("kv_bytes_per_token") * (kv_bits or 16) / 16
+        architecture = architecture_of(model)
+        if not kv:
+            kv = float(kept)
+            if architecture is not None:
+                kv = architecture.kv_bytes(kept, kv_bits or 16)
+                if vllm_memory.drafts_by_itself(settings):
+                    kv += architecture.draft_kv_bytes(kept, kv_bits or 16)
         tokens = settings.max_num_batched_tokens or 0
         row = 2 * (fact("embedding_length") * 6 + fact("feed_forward_length") * 3)
         drafts = (settings.n_max or 0) if settings.speculates else 0
@@ -332,7 +392,7 @@ class Vllm:
         captured = settings.largest_capture or 0
         parts: dict[str, Scalar] = {
             "weights": model.size_bytes,
-            "kv_cache": math.ceil((window if isinstance(window, int) else 0) * (a_token or 1)),
+            "kv_cache": math.ceil(kv),
             "compute": math.ceil(tokens * (row or 1)),
             "sampler": math.ceil(sampled * (fact("vocabulary") * 4 or 1)),
             "graphs": math.ceil(captured * (fact("embedding_length") * 2 or 1)),
@@ -361,6 +421,35 @@ class Vllm:
                 }
             ),
         )
+
+    def estimate(self, settings: VllmSettings, model: ModelFacts) -> Estimate:
+        """Return what these settings need of memory by component, before any boot."""
+        return vllm_memory.estimate(settings, model)
+
+    def share(self, settings: VllmSettings) -> float:
+        """Return the memory fraction, the engine's own where none is set; 1 for a stated pool."""
+        if settings.kv_cache_memory_bytes is not None:
+            return 1.0
+        stated = settings.gpu_memory_utilization
+        return stated if stated is not None else _OWN_UTILIZATION
+
+    def refusal(self, settings: VllmSettings, model: ModelFacts) -> str | None:
+        """Return why the checkpoint cannot be served so: no draft layers, or its kind of cache."""
+        if vllm_memory.drafts_by_itself(settings) and settings.spec_model is None:
+            return no_draft_layers(model)
+        weights = str(model.facts.get("quantization", "")).lower()
+        if (settings.kv_cache_dtype or "").lower() == "fp8_e5m2" and any(
+            kind in weights for kind in _FP8_FAMILY
+        ):
+            return (
+                f"the engine refuses an fp8_e5m2 cache with checkpoints of the fp8 family, and "
+                f"this one is {weights}: take fp8_e4m3"
+            )
+        return None
+
+    def shown(self, settings: VllmSettings, evidence: Pairs) -> Pairs:
+        """Return the components that a boot printed in bytes, by the names of the estimate."""
+        return vllm_memory.shown(settings, evidence)
 
     def launch(
         self, settings: VllmSettings, model: ModelFacts, options: EngineOptions, port: int
@@ -479,6 +568,15 @@ class Vllm:
                 )
         return None
 
+    def clocks(self, metrics: str) -> Pairs:
+        """Return the engine's own times of its requests, summed over engines."""
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(metrics):
+            for sample in family.samples:
+                if (name := _CLOCKS.get(sample.name.removeprefix("vllm:"))) is not None:
+                    found[name] = found.get(name, 0.0) + sample.value
+        return Pairs(found)
+
     def draft_counters(self, metrics: str) -> DraftCounters | None:
         """Return speculation's counters, summed over engines; None where there are none."""
         values: dict[str, float] = {}
@@ -574,6 +672,31 @@ class Vllm:
         return json.dumps(merged, sort_keys=True)
 
 
+def _parts(argv: tuple[str, ...]) -> CommandParts | None:
+    if "--served-model-name" not in argv[3:]:
+        return None
+    at = argv.index("--served-model-name", 3)
+    serve = argv[at - 2] == "serve"
+    if not serve and argv[at - 4 : at - 1] != (
+        "-m", "vllm.entrypoints.openai.api_server", "--model",
+    ):  # fmt: skip
+        return None
+    flags_at = at if serve else at - 2
+    flags: list[tuple[str, ...]] = []
+    for word in argv[flags_at:]:
+        if re.match(r"--?[A-Za-z]", word):
+            flags.append((word,))
+        elif flags:
+            flags[-1] = (*flags[-1], word)
+    return CommandParts(
+        start=at - (3 if serve else 5),
+        flags_at=flags_at,
+        model=argv[at - 1],
+        served_name=argv[at + 1],
+        flags=tuple(flags),
+    )
+
+
 def _check_extra(argument: str, flags: tuple[str, ...]) -> None:
     """Refuse an extra argument that names, in full or cut short, a flag that is set already."""
     named = argument.partition("=")[0].replace("_", "-")
@@ -591,16 +714,6 @@ def _check_extra(argument: str, flags: tuple[str, ...]) -> None:
         raise FieldError(
             "extra_args", f"names {argument}, which engine.params or an axis sets already"
         )
-
-
-def _kv_bits(dtype: str | None) -> int | None:
-    """Return the bits of a cached value, 16 for the engine's own, None for an unknown kind."""
-    kind = (dtype or "auto").lower()
-    if kind in ("auto", "bfloat16", "float16", "half"):
-        return 16
-    if kind.startswith(("fp8", "int8")):
-        return 8
-    return {"nvfp4": 4, "float32": 32}.get(kind)
 
 
 def _no_engine(why: str) -> HostFault:

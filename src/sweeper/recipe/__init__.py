@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import shlex
+import math
+import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
 from sweeper.core.outcome import Attempt, Measured
-from sweeper.core.pairs import Pairs, Scalar, text
-
-DEFAULT_PORT = 8080
-
-
-class RecipeError(Exception):
-    """A recipe that cannot be made; the message says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
-    """A kind of recipe: its template, the end of its files' names, and whether they are run."""
-
-    template: str
-    suffix: str
-    executable: bool
-
-
-FORMATS = {"shell": Format(template="shell.sh.j2", suffix=".sh", executable=True)}
+from sweeper.recipe.formats import FORMATS, Format, chart_name
+from sweeper.recipe.quoting import RecipeError
+from sweeper.recipe.reading import Command, Interval, Recipe, read_recipe
+from sweeper.recipe.rendering import SINGLE, rendered
+from sweeper.recipe.source import DEFAULT_PORT, Source, adapter_of
+from sweeper.recipe.telling import figures
+from sweeper.record.codec import redacted
 
 
 def _fastest(front: Sequence[Attempt]) -> list[Attempt]:
@@ -40,10 +25,30 @@ def _longest(front: Sequence[Attempt]) -> list[Attempt]:
     return [max(front, key=lambda each: _measured(each).context.window_tokens)]
 
 
+def _balanced(front: Sequence[Attempt]) -> list[Attempt]:
+    """Return the one closest to the ideal: as fast as the fastest, as long as the longest.
+
+    Both objectives as doublings (log2), each between 0, its least on the front, and 1, its most.
+    """
+    speeds = _shares([_measured(each).decode_tok_s.median for each in front])
+    windows = _shares([float(_measured(each).context.window_tokens) for each in front])
+    away = [
+        math.hypot(1 - speed, 1 - window) for speed, window in zip(speeds, windows, strict=True)
+    ]
+    return [front[away.index(min(away))]]
+
+
+def _shares(values: Sequence[float]) -> list[float]:
+    logs = [math.log2(max(value, 1e-9)) for value in values]
+    least, most = min(logs), max(logs)
+    return [1.0 if most == least else (each - least) / (most - least) for each in logs]
+
+
 PICKS: dict[str, Callable[[Sequence[Attempt]], list[Attempt]]] = {
     "all": list,
     "fastest": _fastest,
     "longest": _longest,
+    "balanced": _balanced,
 }
 """Which members of a front are exported, by the name that a user gives."""
 
@@ -58,12 +63,23 @@ def _measured(attempt: Attempt) -> Measured:
 
 
 def write_recipes(
-    attempts: Sequence[Attempt], *, form: str, folder: Path, study_folder: Path
+    attempts: Sequence[Attempt],
+    *,
+    form: str,
+    folder: Path,
+    study_folder: Path,
+    failed: Sequence[Attempt] = (),
+    front: Sequence[Attempt] = (),
+    health_path: str | None = None,
 ) -> list[Path]:
-    """Write one recipe for each attempt into the folder and return their paths.
+    """Write one recipe for each attempt into the folder and return their paths, files or folders.
 
-    The command is the recorded one, argument for argument, but for the port. Raises RecipeError
-    for a format that does not exist or an attempt that was not measured.
+    The command is the recorded one, argument for argument, but for what the recipe lists. `failed`
+    are attempts of the study that did not work, `front` those that none other beats: a page tells
+    of them. `health_path` is where the server says that it is ready, if its adapter does not know.
+
+    Raises RecipeError for a format that does not exist or cannot hold the command, and for an
+    attempt that was not measured; what was written before stays.
     """
     if form not in FORMATS:
         raise RecipeError(f"there is no recipe format {form}; there are: {', '.join(FORMATS)}")
@@ -71,115 +87,90 @@ def write_recipes(
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for attempt in attempts:
-        path = folder / f"{attempt.study}-{attempt.number:04d}{chosen.suffix}"
-        partial = path.with_name(path.name + ".partial")
-        # A path may hold bytes that are no UTF-8; Python keeps them as surrogates.
-        partial.write_text(
-            render(attempt, form=form, study_folder=study_folder),
-            encoding="utf-8",
-            errors="surrogateescape",
-        )
-        partial.chmod(0o755 if chosen.executable else 0o644)
-        partial.replace(path)
+        source = _source(attempt, study_folder, failed, front, health_path)
+        files = rendered(source, form)
+        name = source.name if chosen.suffix else chart_name(source)
+        path = folder / f"{name}{chosen.suffix}"
+        _write(path, files, executable=chosen.executable)
         written.append(path)
     return written
 
 
-def render(attempt: Attempt, *, form: str, study_folder: Path) -> str:
-    """Return the text of one recipe."""
-    outcome = _measured(attempt)
-    if not attempt.argv:
-        raise RecipeError(
-            f"attempt {attempt.number} measured a server that somebody else had started, so its "
-            "command is not known"
-        )
-    hidden = [name for name, value in attempt.env.items() if _lost(value)]
-    return (
-        _environment()
-        .get_template(FORMATS[form].template)
-        .render(
-            attempt=attempt,
-            measured=outcome,
-            argv_lines=_argv_lines(attempt),
-            env={name: value for name, value in attempt.env.items() if name not in hidden},
-            hidden=hidden,
-            lost=any(_lost(each) for each in attempt.argv),
-            default_port=DEFAULT_PORT,
-            limit_kib=None
-            if attempt.memory_limit_bytes is None
-            else attempt.memory_limit_bytes // 1024,
-            simulated=attempt.engine.get("simulated") is True,
-            figures=figures(outcome),
-            study_folder=study_folder,
-        )
+def _write(path: Path, files: dict[str, str], *, executable: bool) -> None:
+    """Write a file, or a folder of them, under its name only once it is whole."""
+    partial = path.with_name(path.name + ".partial")
+    if SINGLE in files:
+        _write_file(partial, files[SINGLE])
+        partial.chmod(0o755 if executable else 0o644)
+        partial.replace(path)
+        return
+    shutil.rmtree(partial, ignore_errors=True)
+    for name, said in files.items():
+        target = partial / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write_file(target, said)
+    # A folder cannot be replaced in one step; nobody sees a part of one, at worst none.
+    if path.exists():
+        old = path.with_name(path.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        partial.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        partial.rename(path)
+
+
+def _write_file(path: Path, said: str) -> None:
+    # A path may hold bytes that are no UTF-8; Python keeps them as surrogates.
+    path.write_bytes(said.encode("utf-8", "surrogateescape"))
+
+
+def render(
+    attempt: Attempt,
+    *,
+    form: str,
+    study_folder: Path,
+    failed: Sequence[Attempt] = (),
+    front: Sequence[Attempt] = (),
+    health_path: str | None = None,
+) -> str:
+    """Return the text of one recipe; of a folder, its files one after the other."""
+    files = rendered(_source(attempt, study_folder, failed, front, health_path), form)
+    return files[SINGLE] if SINGLE in files else "\n".join(files.values())
+
+
+def _source(
+    attempt: Attempt,
+    study_folder: Path,
+    failed: Sequence[Attempt],
+    front: Sequence[Attempt],
+    health_path: str | None,
+) -> Source:
+    measured = _measured(attempt)
+    adapter = adapter_of(str(attempt.engine.get("name") or ""))
+    known = "/health" if adapter is None else adapter.wire.health_path
+    return Source(
+        # What comes from disk has no secrets in it; what does not is made so.
+        attempt=redacted(attempt),
+        measured=measured,
+        study_folder=study_folder,
+        health_path=health_path or known,
+        front=tuple(front),
+        failed=tuple(failed),
     )
 
 
-def _lost(value: Scalar) -> bool:
-    """Tell whether the record holds stars in the place of this value, or of a part of it."""
-    return isinstance(value, str) and re.search(r"(?:^|=|:\s|://)\*\*\*(?:$|@)", value) is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
-    """One argument of the command; the port stands for whatever the user of the recipe says."""
-
-    value: str
-    is_port: bool
-
-
-def _argv_lines(attempt: Attempt) -> list[list[Argument]]:
-    """Return the command in lines for reading: each option begins one, its values follow it."""
-    lines: list[list[Argument]] = [[]]
-    for index, value in enumerate(attempt.argv):
-        if value.startswith("-") and lines[-1]:
-            lines.append([])
-        lines[-1].append(Argument(value=value, is_port=index == attempt.port_argument))
-    return lines
-
-
-def figures(measured: Measured) -> list[str]:
-    """Return the measured figures in words, one a line, with interval, count and doubts."""
-    speed = measured.decode_tok_s
-    lines = [
-        f"decode {speed.median:.1f} tok/s, {speed.low:.1f} to {speed.high:.1f} "
-        f"({speed.confidence:.0%} interval of the median, {speed.n} runs)",
-        f"context {measured.context.proven_tokens:,} tokens proven with a real prompt "
-        f"({measured.context.configured_tokens:,} configured)",
-        f"time to first token {measured.ttft_s.median * 1000:.0f} ms",
-    ]
-    if measured.prefill_tok_s is not None:
-        lines.append(f"prefill {measured.context.prefill_tok_s:.0f} tok/s over the proven context")
-    if measured.drafts is not None and measured.drafts.acceptance is not None:
-        lines.append(
-            f"draft acceptance {measured.drafts.acceptance:.1%} "
-            f"({measured.drafts.accepted} of {measured.drafts.drafted} tokens)"
-        )
-    if measured.peak_bytes is not None:
-        lines.append(f"memory at its peak {measured.peak_bytes / 2**20:.0f} MiB")
-    if speed.doubts:
-        lines.append(f"doubts: {', '.join(doubt.value for doubt in speed.doubts)}")
-    return lines
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("sweeper.recipe"),
-        # These are shell scripts and the like: every value goes through the filter of its format.
-        autoescape=False,  # noqa: S701
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["sh"] = lambda value: shlex.quote(
-        text(value) if not isinstance(value, str) else value
-    )
-    environment.filters["comment"] = _comment
-    environment.filters["pairs"] = lambda pairs: _comment(str(Pairs(pairs)))
-    return environment
-
-
-def _comment(value: object) -> str:
-    """Return text that cannot leave a comment: everything that ends a line becomes a space."""
-    return re.sub(r"[\x00-\x1f\x7f\x85\u2028\u2029]+", " ", str(value)).strip()
+__all__ = [
+    "DEFAULT_PORT",
+    "FORMATS",
+    "PICKS",
+    "Command",
+    "Format",
+    "Interval",
+    "Recipe",
+    "RecipeError",
+    "figures",
+    "read_recipe",
+    "render",
+    "write_recipes",
+]

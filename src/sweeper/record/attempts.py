@@ -9,17 +9,22 @@ import re
 import shutil
 import weakref
 from pathlib import Path
+from typing import Any
 
 from sweeper.core.outcome import Attempt
 from sweeper.record.codec import (
     CodecError,
     decode_attempt,
     encode_attempt,
+    readable,
+    samples_from_lines,
+    samples_to_lines,
     scrub,
     secret_values,
 )
 
 ATTEMPT_JSON = "attempt.json"
+SAMPLES_JSONL = "samples.jsonl"
 ENGINE_LOG = "engine.log"
 
 _COMMITTED = re.compile(r"\d{4,}")
@@ -30,8 +35,9 @@ class RecordError(RuntimeError):
 
 
 class Attempts:
-    """The attempts of one study on disk: `NNNN/` holds attempt.json and engine.log.
+    """The attempts of one study on disk, each in a folder `NNNN/` of its own.
 
+    It holds attempt.json, samples.jsonl and engine.log.
     An attempt grows in `.NNNN.partial/` and gets its name in one rename, so a folder with a
     number is complete, whatever killed the process and when.
     """
@@ -76,12 +82,15 @@ class Attempts:
         partial, final = self._partial(attempt.number), self.folder(attempt.number)
         # ASCII, because a log line that was not UTF-8 may sit in a cause as lone surrogates.
         secrets = secret_values(attempt, os.environ)
-        text = json.dumps(encode_attempt(attempt, secrets), indent=2, allow_nan=False) + "\n"
+        encoded = encode_attempt(attempt, secrets)
+        lines = [json.dumps(each, allow_nan=False) + "\n" for each in samples_to_lines(encoded)]
+        text = json.dumps(encoded, indent=2, allow_nan=False) + "\n"
         try:
             partial.mkdir(parents=True, exist_ok=True)
             _scrub_file(partial / ENGINE_LOG, secrets)
             (partial / ATTEMPT_JSON).write_text(text, encoding="ascii")
-            for name in (ATTEMPT_JSON, ENGINE_LOG):
+            (partial / SAMPLES_JSONL).write_text("".join(lines), encoding="ascii")
+            for name in (ATTEMPT_JSON, SAMPLES_JSONL, ENGINE_LOG):
                 if (partial / name).is_file():
                     _sync(partial / name)
             _sync(partial)
@@ -114,9 +123,13 @@ class Attempts:
         path = self.folder(number) / ATTEMPT_JSON
         advice = f"restore the file, or move {path.parent} out of {self.root} to go on without it"
         try:
-            attempt = decode_attempt(json.loads(path.read_text(encoding="utf-8")))
+            encoded = readable(json.loads(path.read_text(encoding="utf-8")))
+            samples = _samples(path.with_name(SAMPLES_JSONL))
+            attempt = decode_attempt({**encoded, "samples": samples})
         except OSError as error:
-            raise RecordError(f"{path}: {error.strerror or error}; {advice}") from error
+            raise RecordError(
+                f"{error.filename or path}: {error.strerror or error}; {advice}"
+            ) from error
         except CodecError as error:
             raise RecordError(f"{path}: {error}; {advice}") from error
         except ValueError as error:  # Not JSON, or not UTF-8.
@@ -167,6 +180,14 @@ class Attempts:
         held = self._held.pop(number, None)
         if held is not None:
             held()
+
+
+def _samples(path: Path) -> list[Any]:
+    with path.open(encoding="utf-8") as lines:
+        try:
+            return samples_from_lines(lines)
+        except CodecError as error:
+            raise CodecError(f"{path.name}, {error.path}", error.message) from error
 
 
 def _scrub_file(path: Path, secrets: tuple[str, ...]) -> None:

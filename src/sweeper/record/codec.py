@@ -1,22 +1,30 @@
-"""Attempts to JSON and back, exactly, with secrets left out."""
+"""Attempts to JSON and back, exactly, with secrets left out.
+
+An attempt is two files: a JSON object with all but its samples, and its samples as JSON Lines, a
+head with the schema first and then one sample a line, so that any tool can read them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import functools
+import json
 import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sweeper.core.outcome import Attempt
 from sweeper.core.pairs import Pairs, Scalar
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the layout; a reader refuses every other."""
+
+SAMPLES = "sweeper samples"
+"""What the head of a file of samples says it is."""
 
 HIDDEN = "***"
 """What stands in the place of a secret."""
@@ -43,11 +51,60 @@ def encode_attempt(attempt: Attempt, secrets: Iterable[str] = ()) -> dict[str, A
     return {"schema": SCHEMA, **encoded}
 
 
+def samples_to_lines(encoded: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Take the samples out of an encoded attempt and yield them as a head and one line each."""
+    samples = encoded.pop("samples")
+    yield {
+        "schema": SCHEMA,
+        "what": SAMPLES,
+        "study": encoded["study"],
+        "attempt": encoded["number"],
+        "samples": len(samples),
+    }
+    yield from samples
+
+
+def samples_from_lines(lines: Iterable[str]) -> list[Any]:
+    """Return the encoded samples of a file that `samples_to_lines` made.
+
+    Raises CodecError for a line that is no JSON, another kind of file, another schema, or fewer
+    samples than the head says.
+    """
+    found: list[Any] = []
+    head: Any = None
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise CodecError(f"line {number}", f"is no JSON: {error}") from error
+        if head is None:
+            head = entry
+        else:
+            found.append(entry)
+    if not isinstance(head, Mapping) or head.get("what") != SAMPLES:
+        raise CodecError("line 1", f"must be the head of a file of {SAMPLES}")
+    if head.get("schema") != SCHEMA:
+        raise CodecError(
+            "line 1", f"has schema {head.get('schema')!r}; this sweeper reads {SCHEMA}"
+        )
+    if head.get("samples") != len(found):
+        raise CodecError(
+            "line 1", f"promises {head.get('samples')} samples, and {len(found)} follow"
+        )
+    return found
+
+
 def decode_attempt(data: Mapping[str, Any]) -> Attempt:
     """Return the attempt that `encode_attempt` wrote.
 
     Raises CodecError for another schema and for an unknown, missing or mistyped key, naming it.
     """
+    fields = {key: value for key, value in readable(data).items() if key != "schema"}
+    return typing.cast(Attempt, _decoded_fields(fields, Attempt, ""))
+
+
+def readable(data: Any) -> Mapping[str, Any]:
+    """Return the data if it is an object of the schema read here; raises CodecError."""
     if not isinstance(data, Mapping):
         raise CodecError("", f"must be an object, got {type(data).__name__}")
     schema = data.get("schema")
@@ -57,8 +114,7 @@ def decode_attempt(data: Mapping[str, Any]) -> Attempt:
             f"this sweeper reads schema {SCHEMA}, the record says {schema!r}; "
             "read it with the version of sweeper that wrote it",
         )
-    fields = {key: value for key, value in data.items() if key != "schema"}
-    return typing.cast(Attempt, _decoded_fields(fields, Attempt, ""))
+    return data
 
 
 def secret_values(attempt: Attempt, inherited: Mapping[str, str] | None = None) -> tuple[str, ...]:

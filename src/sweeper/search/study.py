@@ -18,10 +18,13 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from sweeper.core.memory import MemoryBound, OutOfMemory
+from sweeper.core.objectives import CONTEXT, QUALITY, SPEED, values_of
 from sweeper.core.outcome import Attempt, Broken, HostFault, Infeasible, Measured, Unfit
 from sweeper.core.pairs import Pairs, Point, Scalar
+from sweeper.core.standing import is_contended, standing
 from sweeper.core.study import Study
 from sweeper.core.typed import FieldError
+from sweeper.engines import refusal_of
 from sweeper.search.samplers import build_sampler, learns_from_pruned
 from sweeper.trial import Job
 
@@ -30,6 +33,13 @@ SKIPPED = "skipped"
 _FREE_ASKS = 20
 """How often a sampler may propose what is known before a fresh point is drawn for it: it keeps
 proposing the same ones, and every refusal lengthens its history."""
+_CALM_BOOTS = 2
+"""How many other boots pass before a point is measured again that a busy machine disturbed."""
+_DISTURBED = 1.25
+"""How much faster than it was seen a disturbed point may well be."""
+
+_METRICS = {SPEED: "decode_tok_s", CONTEXT: "proven_context_tokens", QUALITY: "mean_logprob"}
+_WORST = {SPEED: 0.0, CONTEXT: 0.0, QUALITY: -100.0}
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -49,6 +59,7 @@ class Stop(enum.Enum):
     MINUTES = "the time is up"
     EXHAUSTED = "no point is left that could work"
     HOST_FAULT = "nothing can work on this host"
+    INCOMPARABLE = "the conditions have changed since the study began"
     INTERRUPTED = "interrupted"
 
 
@@ -64,17 +75,18 @@ class Search:
         self._booted: dict[Point, list[Attempt]] = {}
         self._bound = MemoryBound()
         self._queue: list[Point] = []
+        self._later: list[tuple[int, Point]] = []
         self._open: dict[int, tuple[Trial, Point]] = {}
         self._storage = None if storage is None else RDBStorage(f"sqlite:///{storage}")
         self._optuna = optuna.create_study(
             study_name=study.name,
             storage=self._storage,
-            directions=["maximize", "maximize"],
+            directions=["maximize"] * len(study.objectives),
             load_if_exists=True,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            self._optuna.set_metric_names(["decode_tok_s", "proven_context_tokens"])
+            self._optuna.set_metric_names([_METRICS[each] for each in study.objectives])
         known = list(attempts)
         for each in known:
             self._learn(each)
@@ -107,7 +119,7 @@ class Search:
         return self._bound
 
     def refusal(self, point: Point) -> str | None:
-        """Return why a point is not booted: a rule, its settings, known, or beyond memory."""
+        """Return why a point is not booted: a rule, its settings or model, known, beyond memory."""
         rule = self._study.space.refused_by(point)
         if rule is not None:
             return f"rule: {rule.reason}"
@@ -119,19 +131,20 @@ class Search:
             settings = self._job.settings(point)
         except FieldError as error:
             return f"settings: {error}"
-        failure = self._bound.excluded_by(
-            self._job.engine.footprint(settings, self._job.model(point))
-        )
+        model = self._job.model(point)
+        if (why := refusal_of(self._job.engine, settings, model)) is not None:
+            return f"model: {why}"
+        if not self._bound.failures:
+            return None
+        failure = self._bound.excluded_by(self._job.engine.footprint(settings, model))
         if failure is not None:
             return f"memory: needs at least as much of everything as attempt {failure.attempt}"
         return None
 
     def ask(self) -> Proposal | None:
         """Return the next point to boot, one never booted that may fit; None if none is left."""
-        while self._queue:
-            point = self._queue.pop(0)
-            if self.refusal(point) is None:
-                return self._take(point)
+        if (chosen := self._queued(self.boots)) is not None:
+            return self._take(chosen)
         for _ in range(_FREE_ASKS):
             trial = self._optuna.ask()
             point = self._suggest(trial)
@@ -141,7 +154,24 @@ class Search:
                 return Proposal(trial=trial.number, point=point)
             self._tell_skipped(trial, point, reason)
         fresh = self._fresh()
+        if fresh is None:
+            fresh = self._queued(None)
         return None if fresh is None else self._take(fresh)
+
+    def _queued(self, boots: int | None) -> Point | None:
+        """Take the next point that waits to be booted, of those that are due after so many boots.
+
+        None for `boots` takes any: nothing else is left to do meanwhile.
+        """
+        for due, point in list(self._later):
+            if boots is None or boots >= due:
+                self._later.remove((due, point))
+                self._queue.append(point)
+        while self._queue:
+            point = self._queue.pop(0)
+            if self.refusal(point) is None:
+                return point
+        return None
 
     def booting(self, proposal: Proposal, attempt: int) -> None:
         """Record, before it happens, which attempt serves the proposal."""
@@ -153,12 +183,17 @@ class Search:
         self._learn(attempt)
         if self._may_retry(attempt.point):
             self._queue.insert(0, attempt.point)
+        elif self._worth_repeating(attempt):
+            # A disturbed measurement is repeated when the disturbance may be over.
+            self._later.append((self.boots + _CALM_BOOTS, attempt.point))
         trial, _ = self._open.pop(attempt.trial)
         self._tell(trial, attempt)
 
     # --- learning ---------------------------------------------------------------------------
 
     def _learn(self, attempt: Attempt) -> None:
+        if attempt.confirms is not None:
+            return  # measured again after the search, which knows the point already
         self._booted.setdefault(attempt.point, []).append(attempt)
         match attempt.outcome:
             case Infeasible(name=name, finding=finding) if name.is_memory:
@@ -177,9 +212,27 @@ class Search:
         """Tell whether enough is known of a point never to boot it again."""
         known = self._booted.get(point, [])
         if any(isinstance(each.outcome, Measured | Infeasible | Unfit) for each in known):
-            return True
+            return not any(point == later for _, later in self._later)
         broken = sum(isinstance(each.outcome, Broken) for each in known)
         return broken > self._study.retries
+
+    def _worth_repeating(self, attempt: Attempt) -> bool:
+        """Tell whether a disturbed measurement might reach the front on a quiet machine."""
+        outcome = attempt.outcome
+        if not is_contended(attempt) or not isinstance(outcome, Measured):
+            return False
+        known = self._booted[attempt.point]
+        if sum(is_contended(each) for each in known) > self._study.retries:
+            return False
+        everyone = [each for several in self._booted.values() for each in several]
+        hoped = outcome.decode_tok_s.high * _DISTURBED
+        return not any(
+            isinstance(each.outcome, Measured)
+            and each.point != attempt.point
+            and each.outcome.decode_tok_s.median >= hoped
+            and each.outcome.context.window_tokens >= outcome.context.window_tokens
+            for each in standing(everyone)
+        )
 
     def _may_retry(self, point: Point) -> bool:
         known = self._booted.get(point, [])
@@ -193,7 +246,7 @@ class Search:
         A killed run leaves a trial running: its attempt may be whole on disk and untold, or it
         never came to an end and its point is asked for again.
         """
-        by_number = {each.number: each for each in attempts}
+        by_number = {each.number: each for each in attempts if each.confirms is None}
         told = set()
         for frozen in self._optuna.get_trials(deepcopy=False):
             number = frozen.user_attrs.get(ATTEMPT)
@@ -210,6 +263,8 @@ class Search:
                 self._optuna.tell(trial, state=TrialState.FAIL)
                 self._ask_again(frozen)
         for attempt in attempts:
+            if attempt.confirms is not None:
+                continue
             if attempt.number not in told:
                 self._add(attempt)
             if self._may_retry(attempt.point) and attempt.point not in self._queue:
@@ -291,10 +346,7 @@ class Search:
         match attempt.outcome:
             case Measured() as measured:
                 trial.set_constraint("works", -1.0)
-                self._optuna.tell(
-                    trial,
-                    [measured.decode_tok_s.median, float(measured.context.window_tokens)],
-                )
+                self._optuna.tell(trial, list(values_of(measured, self._study.objectives)))
             case Infeasible(finding=finding) | Unfit(finding=finding):
                 shortfall = finding.facts.get("shortfall_bytes")
                 gib = shortfall / 2**30 if isinstance(shortfall, int) and shortfall > 0 else 1.0
@@ -307,7 +359,7 @@ class Search:
         if learns_from_pruned(self._study.sampler):
             self._optuna.tell(trial, state=TrialState.PRUNED)
         else:
-            self._optuna.tell(trial, [0.0, 0.0])
+            self._optuna.tell(trial, [_WORST[each] for each in self._study.objectives])
 
     def _add(self, attempt: Attempt) -> None:
         """Tell an attempt that the storage has never heard of, as when its file was lost."""
@@ -331,11 +383,15 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a run of a study ended: why, and after how many boots of this run."""
+    """How a run of a study ended: why, and after how many boots of this run.
+
+    `differences` are the conditions that have changed, in words.
+    """
 
     why: Stop
     boots: int
     fault: HostFault | None = None
+    differences: tuple[str, ...] = ()
 
 
 def sweep(
@@ -345,11 +401,14 @@ def sweep(
     boot: Callable[[Proposal, int], Attempt],
     next_number: Callable[[], int],
     recorded: Callable[[Attempt], None],
+    comparable: Callable[[Attempt], tuple[str, ...]] = lambda _attempt: (),
 ) -> Ended:
     """Ask, boot, record, tell until the budget, the space or the host gives out.
 
     `boot` makes the attempt, `recorded` stores it; only what is stored is told, so a kill at any
-    moment loses at most the trial that is running. A KeyboardInterrupt passes through.
+    moment loses at most the trial that is running. `comparable` names the conditions in which an
+    attempt differs from those before it; any of them ends the study. A KeyboardInterrupt passes
+    through.
     """
     began = time.monotonic()
     for boots in itertools.count():
@@ -368,4 +427,6 @@ def sweep(
         search.tell(attempt)
         if isinstance(attempt.outcome, HostFault):
             return Ended(why=Stop.HOST_FAULT, boots=boots + 1, fault=attempt.outcome)
+        if changes := comparable(attempt):
+            return Ended(why=Stop.INCOMPARABLE, boots=boots + 1, differences=changes)
     raise AssertionError("the count of boots has no end")
