@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from sweeper.places import GROUPS, ConfDirs, ConfError, conf_dirs
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sweeper.conf import Loaded
+    from sweeper.conf import Leaderboard, Loaded
     from sweeper.core.outcome import Attempt
 
 OK, FAILED, WRONG_INPUT, HOST_CANNOT, INTERRUPTED = 0, 1, 2, 3, 130
@@ -120,10 +121,18 @@ def _complain(words: str) -> None:
     print(f"sweeper: {words}", file=sys.stderr)
 
 
-def _load(call: Call) -> Loaded:
-    from sweeper.conf import load
+def _load(call: Call, outputs: Sequence[str] = ("text", "json")) -> Loaded:
+    # What is imported and composed here stays: looking for garbage in it costs a tenth of a second.
+    gc.disable()
+    try:
+        from sweeper.conf import load
 
-    return load(call.overrides, call.dirs)
+        loaded = load(call.overrides, call.dirs)
+    finally:
+        gc.enable()
+    if loaded.output not in outputs:
+        raise ConfError(f"output: {loaded.output} is not one of {', '.join(outputs)}")
+    return loaded
 
 
 def _consoles() -> tuple[Console, Console]:
@@ -191,37 +200,128 @@ def _plan(call: Call) -> int:
         else:
             print(leaderboard_text(document))
         return OK
-    plan = make_plan(loaded, _recorded(loaded))
+    attempts = _recorded(loaded)
+    plan = make_plan(loaded, attempts)
+    if loaded.plan_png is not None:
+        plan["png"] = str(_plan_png(loaded, plan, attempts))
     if loaded.output == "json":
         _print_json(plan)
     else:
         print(plan_text(plan))
+        if "png" in plan:
+            print(f"\npicture: {plan['png']}")
     return OK
+
+
+def _plan_png(loaded: Loaded, plan: dict[str, Any], attempts: list[Attempt]) -> Path:
+    """Draw what of the space fits, and return the file."""
+    from sweeper.plan_picture import picture_words, region_of, write_plan_png
+
+    assert loaded.plan_png is not None
+    path = Path(loaded.plan_png).expanduser()
+    if loaded.plan_png == "auto":
+        path = loaded.studies_dir / loaded.study.name / "plan.png"
+    region = region_of(loaded, plan, attempts)
+    title = f"{plan['study']}: {plan['engine']} serving {plan['model']}"
+    try:
+        write_plan_png(region, path, title=title, subtitle=picture_words(region))
+    except OSError as error:
+        raise ConfError(f"plan.png: {path}: {error.strerror or error}") from None
+    return path
 
 
 # --- show -------------------------------------------------------------------------------------
 
 
 def _show(call: Call) -> int:
+    """Print trials and front of a study, of several side by side, or a leaderboard, from disk."""
+    from sweeper import show
+    from sweeper.conf import LeaderboardError
     from sweeper.report import front_rows, front_table, trial_rows, trials_table
 
-    loaded = _load(call)
-    attempts = _recorded(loaded)
+    try:
+        loaded = _load(call, show.OUTPUTS)
+    except LeaderboardError as named:
+        return _show_several(named.board, show.board_studies(named.board, call.dirs))
+    study, choice, attempts = loaded.study.name, loaded.show, _recorded(loaded)
+    if loaded.output == "report":
+        return _report(loaded, attempts)
+    if choice.studies or choice.rows == "board":
+        beside = show.named_studies(loaded.studies_dir, choice.studies)
+        return _show_several(loaded, {study: attempts, **beside})
+    rows = show.chosen(show.rows_of({study: attempts}), choice.where)
+    only = {row["attempt"] for row in rows}
     if loaded.output == "json":
-        _print_json(
-            {
-                "study": loaded.study.name,
-                "front": front_rows(attempts),
-                "trials": trial_rows(attempts),
-            }
-        )
+        found = {
+            "study": study,
+            "front": [row for row in front_rows(attempts) if row["attempt"] in only],
+            "trials": [row for row in trial_rows(attempts) if row["attempt"] in only],
+        }
+        _print_json({key: each for key, each in found.items() if _wanted(key, choice.rows)})
+        return OK
+    if loaded.output != "text":
+        rows = [row for row in rows if row["on_front"] or choice.rows != "front"]
+        print(show.written(rows, loaded.output, choice.to), end="")
         return OK
     if not attempts:
-        print(f"study {loaded.study.name} has no attempts yet; start it: {_command(call, 'run')}")
+        print(f"study {study} has no attempts yet; start it: {_command(call, 'run')}")
         return OK
     out, _ = _consoles()
-    out.print(trials_table(attempts, width=out.width))
-    out.print(front_table(attempts, width=out.width))
+    if _wanted("trials", choice.rows):
+        out.print(trials_table(attempts, width=out.width, only=only))
+    if _wanted("front", choice.rows):
+        out.print(front_table(attempts, width=out.width, only=only))
+    return OK
+
+
+def _wanted(key: str, rows: str | None) -> bool:
+    return key == "study" or rows in (None, key)
+
+
+def _show_several(named: Leaderboard | Loaded, studies: dict[str, list[Attempt]]) -> int:
+    """Print the ranking of several studies, or all of their trials."""
+    from sweeper import show
+
+    choice, output = named.show, named.output
+    if output == "report":
+        raise ConfError("output=report is of one study: name it with +study=NAME")
+    board = None
+    if choice.rows in ("trials", "front"):
+        rows = show.rows_of(studies)
+        rows = [row for row in rows if row["on_front"] or choice.rows == "trials"]
+    else:
+        board = show.board_of_named(named, studies)
+        rows = show.board_rows(board)
+    rows = show.chosen(rows, choice.where)
+    if output in ("csv", "parquet"):
+        print(show.written(rows, output, choice.to), end="")
+    elif output == "json":
+        _print_json({str(choice.rows): rows} if board is None else show.board_json(board, rows))
+    else:
+        out, _ = _consoles()
+        tables = (
+            show.several_tables(studies, rows, out.width)
+            if board is None
+            else show.board_tables(board, rows, out.width)
+        )
+        for table in tables:
+            out.print(table)
+        for line in () if board is None else show.board_notes(board):
+            out.print(line, soft_wrap=True, highlight=False, markup=False)
+    return OK
+
+
+def _report(loaded: Loaded, attempts: list[Attempt]) -> int:
+    """Write the report of a study again, from its records."""
+    from sweeper.joining import job_of
+    from sweeper.models import described_models
+    from sweeper.report import write_report
+
+    if not attempts:
+        raise ConfError(f"study {loaded.study.name} has no attempts yet, so there is no report")
+    job = job_of(loaded, described_models(loaded.model)[0], loaded.options)
+    for path in write_report(attempts, loaded.studies_dir / loaded.study.name, job=job):
+        print(path)
     return OK
 
 
@@ -233,10 +333,16 @@ def _command(call: Call, verb: str) -> str:
 
 
 def _export(call: Call) -> int:
+    """Write recipes of chosen attempts; with format=all in every form that they can have."""
+    from sweeper.core.outcome import Measured
     from sweeper.core.standing import front_among
-    from sweeper.recipe import PICKS, RecipeError, write_recipes
+    from sweeper.recipe import FORMATS, PICKS, RecipeError, write_recipes
 
-    loaded = _load(call)
+    short = ("format=", "pick=", "trial=")
+    overrides = tuple(
+        f"export.{each}" if each.startswith(short) else each for each in call.overrides
+    )
+    loaded = _load(replace(call, overrides=overrides))
     attempts = _recorded(loaded)
     front = front_among(attempts)
     if loaded.export_trial is not None:
@@ -254,46 +360,181 @@ def _export(call: Call) -> int:
             f"{_command(call, 'run')}"
         )
     folder = loaded.studies_dir / loaded.study.name
-    try:
-        written = write_recipes(
-            chosen, form=loaded.export_format, folder=folder / "recipes", study_folder=folder
-        )
-    except RecipeError as error:
-        raise ConfError(f"export: {error}") from None
+    every = loaded.export_format == "all"
+    written, refused = [], {}
+    for form in FORMATS if every else (loaded.export_format,):
+        try:
+            written += write_recipes(
+                chosen,
+                form=form,
+                folder=folder / "recipes",
+                study_folder=folder,
+                failed=[each for each in attempts if not isinstance(each.outcome, Measured)],
+                front=front,
+                health_path=loaded.engine.wire.health_path,
+            )
+        except RecipeError as error:
+            if not every:
+                raise ConfError(f"export: {error}") from None
+            refused[form] = str(error)
     if loaded.output == "json":
-        _print_json({"study": loaded.study.name, "recipes": [str(path) for path in written]})
+        _print_json(
+            {
+                "study": loaded.study.name,
+                "recipes": [str(path) for path in written],
+                "refused": refused,
+            }
+        )
     else:
         for path in written:
             print(path)
+        for form, why in refused.items():
+            _complain(f"not as {form}: {why}")
     return OK
+
+
+# --- verify -----------------------------------------------------------------------------------
+
+
+def _verify(call: Call) -> int:
+    """Boot a recipe, measure it again, and say whether it holds: exit code 0, 1 or 2."""
+    from rich.console import Console
+
+    from sweeper.verify import VerifyError, verify
+
+    output, paths = "text", []
+    for each in call.overrides:
+        if each.startswith("output="):
+            output = each.partition("=")[2]
+        else:
+            paths.append(each)
+    if output not in ("text", "json"):
+        raise ConfError(f"output: {output} is not one of text, json")
+    if len(paths) != 1:
+        raise ConfError(
+            f"verify takes one recipe, and output=json: got {len(paths)}: "
+            f"{' '.join(paths) or 'none'}"
+        )
+    console = Console(stderr=True)
+    with console.status("reading the recipe") as status:
+        try:
+            found = verify(
+                Path(paths[0]),
+                watch=lambda each: status.update(f"{each.stage} {each.detail}".strip()),
+            )
+        except VerifyError as error:
+            _complain(str(error))
+            return HOST_CANNOT
+    if output == "json":
+        _print_json(found.as_json())
+    else:
+        print("\n".join(found.lines))
+    return found.verdict.exit_code
 
 
 # --- ui ---------------------------------------------------------------------------------------
 
 
 def _ui(call: Call) -> int:  # noqa: RET503 - the last line never returns
-    """Replace this process by the MLflow UI on the study's store."""
-    from sweeper.record.tracking import ui_command
+    """Say where the study is to be seen in MLflow; of a local store, become the UI on it."""
+    from sweeper.orchestrate import StudyError
+    from sweeper.record import mlflow_ui as ui
+    from sweeper.record.sync import sweep_of
+
+    loaded = _load(call)
+    uri, study = loaded.tracking_uri, loaded.study.name
+    if uri is None:
+        raise ConfError(
+            "tracking is off for this study, so there is nothing to show in MLflow; "
+            f"{_command(call, 'sync')} tracking=local puts it there"
+        )
+    folder = loaded.studies_dir / study
+    if not uri.startswith("sqlite:"):
+        sweep = sweep_of(folder)["sweep"] if folder.is_dir() else ""
+        url = ui.remote_link(uri, study, sweep)
+        if loaded.output == "json":
+            _print_json({"url": url, "command": None})
+        else:
+            print(url)
+        if loaded.ui_open:
+            ui.open_browser(url)
+        return OK
+    attempts = _recorded(loaded)
+    if not attempts and not ui.store_path(uri).exists():
+        raise ConfError(
+            f"there is no store {ui.store_path(uri)} yet; run a study first: "
+            f"{_command(call, 'run')}"
+        )
+    if not ui.is_free(loaded.ui_port):
+        raise ConfError(
+            f"ui.port: something listens on port {loaded.ui_port} already; if it is this UI, it "
+            f"shows the study as well; else choose another: ui.port={loaded.ui_port + 1}"
+        )
+    sweep = ""
+    if attempts:
+        sweep = sweep_of(folder)["sweep"]
+        if ui.is_behind(uri, study, sweep, len(attempts)):
+            try:
+                added = _synced(loaded)["added"]
+            except StudyError as error:  # The run that holds it tracks it.
+                _complain(str(error))
+            else:
+                _complain(f"brought MLflow up to date with {study}: {added} attempts added")
+    url = ui.local_link(uri, loaded.ui_port, study, sweep)
+    argv, env = ui.ui_command(uri, loaded.ui_port)
+    if loaded.output == "json":
+        _print_json({"url": url, "command": list(argv)})
+    else:
+        print(f"{url}\nopens in some ten seconds; Ctrl-C ends it", flush=True)
+    ui.announce_when_ready(loaded.ui_port, url, open_it=loaded.ui_open)
+    os.execve(argv[0], argv, {**os.environ, **env})  # noqa: S606 - our own interpreter
+
+
+# --- sync -------------------------------------------------------------------------------------
+
+
+def _sync(call: Call) -> int:
+    """Rebuild what MLflow shows of the study from its folder."""
+    from sweeper.orchestrate import StudyError
+    from sweeper.record.tracking import without_password
 
     loaded = _load(call)
     if loaded.tracking_uri is None:
-        raise ConfError("tracking is off for this study, so there is nothing to show in MLflow")
-    if not loaded.tracking_uri.startswith("sqlite:"):
-        print(f"this study is tracked by a server; open {loaded.tracking_uri}")
-        return OK
-    store = Path(loaded.tracking_uri.removeprefix("sqlite:///"))
-    if not store.exists():
+        raise ConfError("tracking is off for this study; say where to: tracking=local")
+    attempts = _recorded(loaded)
+    if not attempts:
         raise ConfError(
-            f"there is no store {store} yet; run a study first: {_command(call, 'run')}"
+            f"study {loaded.study.name} has no attempts yet; start it: {_command(call, 'run')}"
         )
-    argv, env = ui_command(loaded.tracking_uri, loaded.ui_port)
-    address = f"http://127.0.0.1:{loaded.ui_port}"
+    try:
+        done = _synced(loaded)
+    except StudyError as error:
+        raise ConfError(str(error)) from None
+    except ValueError as error:
+        raise ConfError(f"tracking.uri: {error}") from None
+    where = without_password(loaded.tracking_uri)
     if loaded.output == "json":
-        _print_json({"url": address, "command": list(argv)})
+        _print_json({"study": loaded.study.name, "tracking_uri": where, **done})
     else:
-        print(f"MLflow opens on {address} in some ten seconds; Ctrl-C ends it", flush=True)
-    sys.stdout.flush()
-    os.execve(argv[0], argv, {**os.environ, **env})  # noqa: S606 - our own interpreter
+        print(
+            f"{done['attempts']} attempts of {loaded.study.name}, {done['added']} new, in {where}"
+        )
+        if done["failures"]:
+            print(f"{done['failures']} operations failed; once MLflow is well, sync again")
+    return FAILED if done["failures"] else OK
+
+
+def _synced(loaded: Loaded) -> dict[str, Any]:
+    """Bring MLflow up to date with a study and return what was done; StudyError while it runs."""
+    from dataclasses import asdict
+
+    from sweeper.orchestrate import only_one
+    from sweeper.record.sync import sync
+
+    assert loaded.tracking_uri is not None
+    folder = loaded.studies_dir / loaded.study.name
+    with only_one(folder, loaded.study.name):
+        return asdict(sync(loaded.tracking_uri, loaded.study, folder))
 
 
 # --- diagnose ---------------------------------------------------------------------------------
@@ -414,11 +655,13 @@ VERBS: dict[str, tuple[Callable[[Call], int], str]] = {
         "what would be booted, with which memory, and why points are out; boots nothing",
     ),
     "show": (_show, "the front and all trials of a study, from disk"),
-    "export": (_export, "recipes of the winners (export.format=shell export.pick=all)"),
+    "export": (_export, "recipes of the winners: format=shell|compose|...|all pick=fastest"),
+    "verify": (_verify, "does a recipe still hold: verify RECIPE says PASS, FAIL or INCONCLUSIVE"),
     "diagnose": (_diagnose, "what happened to an engine, from its log: diagnose LOG engine=NAME"),
     "replay": (
         _replay,
         "searches against a table of boots: replay TABLE.csv.gz sampler=NAME[,NAME]",
     ),
-    "ui": (_ui, "the MLflow UI on the study's store"),
+    "ui": (_ui, "the MLflow UI on the study (ui.open=true opens the browser)"),
+    "sync": (_sync, "MLflow rebuilt from the study's attempts, into any tracking.uri"),
 }

@@ -43,15 +43,15 @@ from sweeper.core.study import Budget, Confirm, SamplerChoice, Study
 from sweeper.core.typed import FieldError
 from sweeper.core.workload import Repeats, Workload
 from sweeper.engines import Engine, EngineOptions, ModelFacts, load_engine
+from sweeper.job import MODEL_VARIANT
 from sweeper.models import ModelChoice
 from sweeper.places import GROUPS, ConfDirs, ConfError
 from sweeper.recipe import FORMATS, PICKS
-from sweeper.trial import MODEL_VARIANT
 
 _OPEN_MAPPINGS = (
     "space", "engine.params", "engine.env", "model.variants", "model.facts",
     "model.variant_facts", "workload.request",
-    "workload.chat_template",
+    "workload.chat_template", "guard.reference", "sampler.arguments",
 )  # fmt: skip
 _REPLACED = {
     "workload.runs": "repeats follow the samples: set workload.repeats.least and "
@@ -60,7 +60,12 @@ _REPLACED = {
     "workload.repeats.warmup_max",
 }
 """Keys of earlier versions, and what to write instead."""
-SAMPLERS = ("tpe", "nsga2", "random", "qmc")
+OUTPUTS = ("text", "json", "csv", "parquet", "report")
+"""How results are printed; only `show` knows more than the first two."""
+_SEVERAL = "several studies"
+"""The name where folders of studies are named to be shown, and no study."""
+SHOWN_ROWS = ("trials", "front", "board")
+SAMPLERS = ("frontier", "tpe", "nsga2", "random", "qmc", "grid", "gp", "target")
 
 
 # --- schemas: mutable, because hydra-core 1.3 demands it; nothing past `load` sees them ---------
@@ -153,12 +158,18 @@ class TrackingSchema:
 class BudgetSchema:
     boots: int = 20
     minutes: float | None = None
+    gpu_hours: float | None = None
 
 
 @dataclass
 class SamplerSchema:
-    name: str = "tpe"
+    name: str = "frontier"
     startup: int = 8
+    target: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    check_share: float = 0.05
+    stop_share: float | None = None
+    stop_asks: int = 3
 
 
 @dataclass
@@ -191,8 +202,26 @@ class ExportSchema:
 
 
 @dataclass
+class AssumedSchema:
+    boot_s: float = 60.0
+    decode_tok_s: float = 40.0
+    prefill_tok_s: float = 1500.0
+
+
+@dataclass
 class PlanSchema:
     points: int = 5
+    png: str | None = None
+    assumed: AssumedSchema = field(default_factory=AssumedSchema)
+
+
+@dataclass
+class ShowSchema:
+    studies: list[str] = field(default_factory=list)
+    where: str = ""
+    rows: str | None = None
+    to: str | None = None
+    mix: bool = False
 
 
 @dataclass
@@ -204,6 +233,7 @@ class LeaderboardSchema:
 @dataclass
 class UiSchema:
     port: int = 5000
+    open: bool = False
 
 
 @dataclass
@@ -228,15 +258,41 @@ class Schema:
     confirm: ConfirmSchema = field(default_factory=ConfirmSchema)
     mix_conditions: bool = False
     objectives: list[str] = field(default_factory=lambda: list(OBJECTIVES[:2]))
+    warm_start: Any = True
     studies_dir: str | None = None
     output: str = "text"
     export: ExportSchema = field(default_factory=ExportSchema)
     plan: PlanSchema = field(default_factory=PlanSchema)
+    show: ShowSchema = field(default_factory=ShowSchema)
     ui: UiSchema = field(default_factory=UiSchema)
     leaderboard: LeaderboardSchema = field(default_factory=LeaderboardSchema)
 
 
 # --- the gate ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowChoice:
+    """What of which studies is shown: conditions on rows, which rows, and a file for them.
+
+    `studies` are shown beside the one that was named. With `mix` measurements are ranked that
+    cannot be compared.
+    """
+
+    studies: tuple[str, ...] = ()
+    where: str = ""
+    rows: str | None = None
+    to: str | None = None
+    mix: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What the time of a study is reckoned from before its first attempt."""
+
+    boot_s: float = 60.0
+    decode_tok_s: float = 40.0
+    prefill_tok_s: float = 1500.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +311,11 @@ class Loaded:
     export_pick: str
     export_trial: int | None
     plan_points: int
+    plan_png: str | None
+    assumed: Assumed
+    show: ShowChoice
     ui_port: int
+    ui_open: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +328,7 @@ class Leaderboard:
     workload: str | None
     studies_dir: Path
     output: str
+    show: ShowChoice = ShowChoice()
 
 
 class LeaderboardError(ConfError):
@@ -344,13 +405,18 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
     if (board := _leaderboard(schema, dirs, sources)) is not None:
         raise LeaderboardError(board)
     assert schema.name is not None
-    _one_of("export.format", schema.export.format, tuple(FORMATS), sources)
+    _one_of("export.format", schema.export.format, (*FORMATS, "all"), sources)
     _one_of("export.pick", schema.export.pick, tuple(PICKS), sources)
     _one_of("sampler.name", schema.sampler.name, SAMPLERS, sources)
+    for name, value in dataclasses.asdict(schema.plan.assumed).items():
+        if not 0 < value < math.inf:
+            key = f"plan.assumed.{name}"
+            raise ConfError(f"{key}: must be more than 0, got {value} ({sources.where(key)})")
     for key, value, least in (
         ("budget.boots", schema.budget.boots, 1),
         ("retries", schema.retries, 0),
         ("sampler.startup", schema.sampler.startup, 1),
+        ("sampler.stop_asks", schema.sampler.stop_asks, 1),
         ("confirm.rounds", schema.confirm.rounds, 0),
         ("confirm.boots", schema.confirm.boots, 0),
         ("proof.boots", schema.proof.boots, 0),
@@ -360,10 +426,24 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
         if value < least:
             raise ConfError(f"{key}: must be at least {least}, got {value} ({sources.where(key)})")
     # `not x > 0` and not `x <= 0`: NaN is neither, and would never end.
-    if schema.budget.minutes is not None and not schema.budget.minutes > 0:
+    for key, amount in (
+        ("budget.minutes", schema.budget.minutes),
+        ("budget.gpu_hours", schema.budget.gpu_hours),
+    ):
+        if amount is not None and not amount > 0:
+            raise ConfError(f"{key}: must be more than 0, got {amount} ({sources.where(key)})")
+    for key, share in (
+        ("sampler.check_share", schema.sampler.check_share),
+        ("sampler.stop_share", schema.sampler.stop_share),
+    ):
+        if share is not None and not 0 <= share < 1:
+            raise ConfError(
+                f"{key}: must be a share from 0 to below 1, got {share} ({sources.where(key)})"
+            )
+    if (schema.sampler.name == "target") != (schema.sampler.target is not None):
         raise ConfError(
-            f"budget.minutes: must be more than 0, got {schema.budget.minutes} "
-            f"({sources.where('budget.minutes')})"
+            "sampler.target: names the class of a sampler, and sampler.name must then be target "
+            f"({sources.where('sampler.target')})"
         )
     try:
         engine = load_engine(schema.engine.name, schema.engine.params)
@@ -426,16 +506,26 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
         export_pick=schema.export.pick,
         export_trial=schema.export.trial,
         plan_points=schema.plan.points,
+        plan_png=schema.plan.png,
+        assumed=Assumed(**dataclasses.asdict(schema.plan.assumed)),
+        show=_show(schema),
         ui_port=schema.ui.port,
+        ui_open=schema.ui.open,
     )
 
 
 def _read(overrides: Sequence[str], dirs: ConfDirs) -> tuple[Schema, _Sources]:
     """Return what the configs and overrides say, of a name that can name a folder."""
     # `study=x` is what one types; Hydra wants a + since no study is in the defaults list.
-    stated = [f"+{each}" if each.startswith("study=") else each for each in overrides]
+    stated = [_quoted(f"+{each}" if each.startswith("study=") else each) for each in overrides]
     config, sources = _composed(stated, dirs)
     schema = _typed(config, sources, Schema)
+    _one_of("output", schema.output, OUTPUTS, sources)
+    if schema.show.rows is not None:
+        _one_of("show.rows", schema.show.rows, SHOWN_ROWS, sources)
+    if schema.name is None and schema.show.studies:
+        schema.name = _SEVERAL
+        return schema, sources
     if schema.name is None:
         names = ", ".join(dirs.options("study"))
         raise ConfError(f"no study was chosen: add +study=NAME (there are: {names})")
@@ -444,7 +534,6 @@ def _read(overrides: Sequence[str], dirs: ConfDirs) -> tuple[Schema, _Sources]:
             f"name: {schema.name!r} ({sources.where('name')}) names a folder: use letters, digits, "
             "dots, dashes and underscores only"
         )
-    _one_of("output", schema.output, ("text", "json"), sources)
     if schema.model.path is not None and any(
         each.lstrip("+").startswith("model.path=") for each in stated
     ):
@@ -453,11 +542,30 @@ def _read(overrides: Sequence[str], dirs: ConfDirs) -> tuple[Schema, _Sources]:
     return schema, sources
 
 
+def _show(schema: Schema) -> ShowChoice:
+    stated = dataclasses.asdict(schema.show)
+    return ShowChoice(**{**stated, "studies": tuple(schema.show.studies)})
+
+
+def _quoted(override: str) -> str:
+    """Return an override such that Hydra takes conditions for text: `=` and `<` are its own."""
+    key, _, value = override.partition("=")
+    if key.lstrip("+") != "show.where" or value[:1] in ("'", '"'):
+        return override
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{key}="{escaped}"'
+
+
 def _leaderboard(schema: Schema, dirs: ConfDirs, sources: _Sources) -> Leaderboard | None:
     stated = schema.leaderboard
-    if not stated.studies:
-        return None
     assert schema.name is not None
+    if schema.name != _SEVERAL and not stated.studies:
+        return None
+    if schema.name == _SEVERAL:
+        return Leaderboard(
+            name=schema.name, description="side by side", studies=(), workload=stated.workload,
+            studies_dir=_studies_dir(schema, dirs), output=schema.output, show=_show(schema),
+        )  # fmt: skip
     for key, names, group in (
         ("leaderboard.studies", stated.studies, "study"),
         ("leaderboard.workload", [stated.workload] if stated.workload else [], "workload"),
@@ -475,6 +583,7 @@ def _leaderboard(schema: Schema, dirs: ConfDirs, sources: _Sources) -> Leaderboa
         workload=stated.workload,
         studies_dir=_studies_dir(schema, dirs),
         output=schema.output,
+        show=_show(schema),
     )
 
 
@@ -656,6 +765,9 @@ def _typed(
         words = str(error.msg or error).splitlines()[0]
         if key == "study":
             words = "its first line must be `# @package _global_`, and it must be a mapping"
+        elif not key and (group := _group_given(sources.overrides)) is not None:
+            key, first = group
+            words = f"is a group of settings: write {key}.{first}=..."
         elif key in _REPLACED:
             words = f"no longer exists; {_REPLACED[key]}"
         elif "missing mandatory value" in words:
@@ -665,6 +777,20 @@ def _typed(
         raise ConfError(f"{key}: {words} ({sources.where(key)})") from None
     assert isinstance(typed, schema)
     return typed
+
+
+def _group_given(overrides: Sequence[str]) -> tuple[str, str] | None:
+    """Return the group of settings that an override takes for a single one, and its first key."""
+    groups = {
+        each.name: each.default_factory
+        for each in dataclasses.fields(Schema)
+        if dataclasses.is_dataclass(each.default_factory)
+    }
+    for override in overrides:
+        name = override.lstrip("+~").split("=", 1)[0]
+        if name in groups and name not in GROUPS:
+            return name, dataclasses.fields(groups[name])[0].name  # type: ignore[arg-type]
+    return None
 
 
 def _keys_beside(key: str) -> list[str]:
@@ -713,8 +839,13 @@ def _study(
         seed=schema.seed,
         space=space,
         enqueue=enqueue,
-        budget=Budget(boots=schema.budget.boots, minutes=schema.budget.minutes),
-        sampler=SamplerChoice(name=schema.sampler.name, startup=schema.sampler.startup),
+        budget=Budget(
+            boots=schema.budget.boots,
+            minutes=schema.budget.minutes,
+            gpu_hours=schema.budget.gpu_hours,
+        ),
+        sampler=_sampler(schema, sources),
+        warm_start=_warm_start(schema, sources),
         retries=schema.retries,
         engine_name=schema.engine.name,
         engine_params=schema.engine.params,
@@ -805,6 +936,35 @@ def _also(schema: Schema, dirs: ConfDirs, sources: _Sources) -> tuple[Workload, 
         taken[workload.name] = "one before it"
         workloads.append(workload)
     return tuple(workloads)
+
+
+def _sampler(schema: Schema, sources: _Sources) -> SamplerChoice:
+    try:
+        arguments = Pairs(schema.sampler.arguments)
+    except TypeError as error:
+        key = "sampler.arguments"
+        raise ConfError(f"{key}: {error} ({sources.where(key)})") from None
+    return SamplerChoice(
+        name=schema.sampler.name,
+        startup=schema.sampler.startup,
+        target=schema.sampler.target,
+        arguments=arguments,
+        check_share=schema.sampler.check_share,
+        stop_share=schema.sampler.stop_share,
+        stop_asks=schema.sampler.stop_asks,
+    )
+
+
+def _warm_start(schema: Schema, sources: _Sources) -> bool | tuple[str, ...]:
+    stated = schema.warm_start
+    if isinstance(stated, bool):
+        return stated
+    if isinstance(stated, list) and all(isinstance(each, str) for each in stated):
+        return tuple(stated)
+    raise ConfError(
+        f"warm_start: must be true, false or a list of studies, got {stated} "
+        f"({sources.where('warm_start')})"
+    )
 
 
 def _guard(schema: Schema, sources: _Sources) -> Guard:
@@ -899,6 +1059,11 @@ def _tracking_uri(schema: Schema, dirs: ConfDirs, sources: _Sources) -> str | No
     default = f"sqlite:///{dirs.root / 'mlruns' / 'mlflow.db'}"
     if uri is None:
         return default
+    if not uri.strip():
+        raise ConfError(
+            "tracking.uri: there is no MLFLOW_TRACKING_URI in the environment; set it to the "
+            f"address of the tracking server, or write tracking=local ({default})"
+        )
     if uri.startswith("file:") or "://" not in uri:
         raise ConfError(
             f"tracking.uri: {uri} is a folder store, which MLflow no longer keeps up "

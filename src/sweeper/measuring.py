@@ -92,7 +92,8 @@ class Session:
         self,
         *,
         engine: Engine,
-        settings: Any,
+        settings: Any | None,
+        window: int | None = None,
         model: ModelFacts,
         protocol: Protocol,
         known: Known,
@@ -110,7 +111,8 @@ class Session:
         self._began = began
         self._log = log
         self._watch = watch
-        self.window = engine.context_tokens(settings)
+        # Without settings there is nothing to compare what runs with, and the window is given.
+        self.window = (window or 0) if settings is None else engine.context_tokens(settings)
         self.samples: list[Sample] = []
         self.notes: list[str] = []
         self.prove_s: float | None = None
@@ -188,6 +190,8 @@ class Session:
                     ),
                 )
             self.window = chosen
+        if self._settings is None:
+            return None
         props = client.page(self._engine.wire.props_path)
         return self._engine.contradiction(self._settings, facts, props)
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +24,37 @@ from sweeper.core.outcome import (
     Broken,
     BrokenName,
     HostFault,
-    Infeasible,
     Measured,
     kind,
 )
-from sweeper.core.pairs import Pairs, Point
+from sweeper.core.pairs import Point
 from sweeper.core.standing import Fallen, fallen, front_among, unconfirmed
 from sweeper.core.study import differences
-from sweeper.engines import EngineOptions, ModelFacts
-from sweeper.host import host_facts, load
+from sweeper.engines import EngineOptions
+from sweeper.host import load
+from sweeper.job import Job
+from sweeper.joining import cache_folder, job_of
 from sweeper.models import ModelError, resolve_models
 from sweeper.recipe import write_recipes
 from sweeper.record.attempts import Attempts, RecordError
-from sweeper.record.tracking import FinalReport, Tracking
-from sweeper.record.tracking import Progress as StudyProgress
+from sweeper.record.sync import (
+    KILLED,
+    open_tracking,
+    remember_end,
+    report_of,
+    tell,
+    tell_all,
+)
+from sweeper.record.tracking import Tracking, without_password
 from sweeper.report import (
     front_rows,
-    hypervolume_of,
-    write_front_html,
-    write_front_png,
+    write_report,
 )
+from sweeper.search.samplers import SamplerError
 from sweeper.search.study import Ended, Proposal, Search, Stop, sweep
 from sweeper.server import Registry, terminating_as_interrupt
-from sweeper.trial import Job, attempt
-from sweeper.view import View
+from sweeper.trial import attempt
+from sweeper.view import About, View
 
 BUSY_HOST_LOAD = 0.5
 """Load average per processor from which other work is likely to disturb the measurements."""
@@ -75,6 +82,7 @@ class Summary:
     recipes: tuple[Path, ...]
     tracking_uri: str | None
     tracking_failures: int
+    tracking_s: float | None = None
     fallen: tuple[Fallen, ...] = ()
     unconfirmed: int = 0
     differences: tuple[str, ...] = ()
@@ -100,6 +108,7 @@ class Summary:
             "recipes": [str(path) for path in self.recipes],
             "tracking_uri": self.tracking_uri,
             "tracking_failures": self.tracking_failures,
+            "tracking_s_per_attempt": self.tracking_s,
         }
 
     @property
@@ -127,7 +136,7 @@ class Summary:
         if self.recipes:
             lines.append(f"recipes   {self.recipes[0].parent}  (start one: bash {self.recipes[0]})")
         if self.attempts:
-            lines.append(f"report    {self.folder / 'front.html'}")
+            lines.append(f"report    {self.folder / 'report.html'}")
         lines.append(f"trials    {verb} show +study={self.study}")
         if self.tracking_uri is not None:
             lines.append(f"MLflow    {verb} ui +study={self.study}")
@@ -135,8 +144,8 @@ class Summary:
             lines.append(f"go on     {verb} +study={self.study}")
         if self.tracking_failures:
             lines.append(
-                f"MLflow refused {self.tracking_failures} operations; the attempts on disk are "
-                "complete"
+                f"MLflow lacks {self.tracking_failures} operations, the attempts on disk are "
+                f"complete: {verb} sync +study={self.study}"
             )
         return tuple(lines)
 
@@ -150,7 +159,7 @@ def run_study(loaded: Loaded, console: Console) -> Summary:
     study = loaded.study
     folder = loaded.studies_dir / study.name
     folder.mkdir(parents=True, exist_ok=True)
-    with _only_one(folder, study.name), terminating_as_interrupt():
+    with only_one(folder, study.name), terminating_as_interrupt():
         _same_study(loaded, folder)
         registry = Registry(folder / "started.json")
         orphans = registry.reap()
@@ -160,16 +169,29 @@ def run_study(loaded: Loaded, console: Console) -> Summary:
         except RecordError as error:
             raise StudyError(str(error)) from None
         job = prepare(loaded)
-        view = View(console, budget_boots=study.budget.boots, budget_minutes=study.budget.minutes)
-        with view:
+        view = View(
+            console,
+            budget_boots=study.budget.boots,
+            budget_minutes=study.budget.minutes,
+            about=_about(loaded, job),
+            known=known,
+        )
+        with view, terminating_as_interrupt(view.stopping):
             if orphans:
                 view.say(f"ended {len(orphans)} engine processes that an earlier run left behind")
             if load() > BUSY_HOST_LOAD:
                 view.say(
                     f"this machine is busy (load {load():.2f} a processor): numbers will suffer"
                 )
-            tracking = _track(loaded, known, store, view)
-            search = Search(study, job, folder / "study.db", known)
+            tracking = _track(loaded, known, view)
+            before = earlier_attempts(loaded, job)
+            if before:
+                names = ", ".join(dict.fromkeys(each.study for each in before))
+                view.say(f"learning from {len(before)} attempts of earlier studies: {names}")
+            try:
+                search = Search(study, job, folder / "study.db", known, earlier=before)
+            except SamplerError as error:
+                raise StudyError(f"sampler: {error}") from None
             run = _Run(
                 loaded=loaded, job=job, folder=folder, store=store, registry=registry,
                 search=search, tracking=tracking, view=view, attempts=list(known),
@@ -177,6 +199,19 @@ def run_study(loaded: Loaded, console: Console) -> Summary:
             with contextlib.closing(search):
                 ended, interrupted = run.to_the_end()
         return run.conclude(ended, interrupted=interrupted)
+
+
+def _about(loaded: Loaded, job: Job) -> About:
+    """Return what a view of this run says of it in its first line."""
+    study = loaded.study
+    card = job.host.get("gpu")
+    return About(
+        study=study.name,
+        engine=study.engine_name,
+        hardware=f"{study.hardware_name} ({card})" if card else study.hardware_name,
+        simulated=loaded.engine.simulated,
+        confirm=study.confirm,
+    )
 
 
 def prepare(loaded: Loaded) -> Job:
@@ -198,33 +233,6 @@ def prepare(loaded: Loaded) -> Job:
     return job_of(loaded, models, found)
 
 
-def job_of(loaded: Loaded, models: dict[str | None, ModelFacts], options: EngineOptions) -> Job:
-    """Return the job of a study for models and engine options that were resolved."""
-    study = loaded.study
-    folders = {
-        name: str(cache_folder(loaded) / name.lower())
-        for name in loaded.engine.wire.cache_variables
-    }
-    hardware = Pairs(hardware=study.hardware_name, memory_limit_bytes=study.memory_limit_bytes)
-    if study.device_memory_bytes is not None:
-        hardware = hardware.with_(device_memory_bytes=study.device_memory_bytes)
-    return Job(
-        study=study.name,
-        engine=loaded.engine,
-        params=study.engine_params,
-        options=replace(options, env=Pairs({**folders, **options.env})),
-        models=models,
-        space=study.space,
-        workload=study.workload,
-        also=study.also,
-        guard=study.guard,
-        objectives=study.objectives,
-        proof_boots=study.proof_boots,
-        hardware=hardware,
-        host=host_facts(),
-    )
-
-
 def _python() -> str:
     """Return how the user would call this interpreter: by name if that finds it, else by path."""
     found = shutil.which("python")
@@ -235,16 +243,8 @@ def _python() -> str:
     return sys.executable
 
 
-def cache_folder(loaded: Loaded) -> Path:
-    """Return where the engines of this study cache what they compile.
-
-    A folder of the study's own, so that nothing another version left behind can break it.
-    """
-    return loaded.studies_dir / loaded.study.name / "cache"
-
-
 @contextmanager
-def _only_one(folder: Path, name: str) -> Iterator[None]:
+def only_one(folder: Path, name: str) -> Iterator[None]:
     """Hold the study for this process; two would overwrite each other's attempts."""
     with (folder / "lock").open("a+") as file:
         try:
@@ -280,33 +280,83 @@ def _same_study(loaded: Loaded, folder: Path) -> None:
         )
 
 
-def _track(
-    loaded: Loaded, known: Sequence[Attempt], store: Attempts, view: View
-) -> Tracking | None:
+def _track(loaded: Loaded, known: Sequence[Attempt], view: View) -> Tracking | None:
     if loaded.tracking_uri is None:
         return None
-    study = loaded.study
+    folder = loaded.studies_dir / loaded.study.name
     try:
-        tracking = Tracking.open(
-            loaded.tracking_uri,
-            study.name,
-            Pairs(
-                engine=study.engine_name,
-                model=study.model_name,
-                hardware=study.hardware_name,
-                workload=study.workload.name,
-                description=study.description,
-            ),
-        )
+        tracking = open_tracking(loaded.tracking_uri, loaded.study, folder, known)
     except ValueError as error:
         raise StudyError(f"tracking.uri: {error}") from None
     view.say("opening the MLflow store")
     # Importing MLflow and making its tables takes seconds of processor time, which must not
     # fall into a measurement.
-    for each in known:
-        tracking.attempt(each, store.folder(each.number))
+    tell_all(tracking, known, folder)
     tracking.drain(timeout_s=60.0)
+    remember_end(folder, *KILLED)  # true until another end is remembered
     return tracking
+
+
+def earlier_attempts(loaded: Loaded, job: Job) -> list[Attempt]:
+    """Return the attempts of earlier studies that this one may learn from.
+
+    Those of the same engine and model on the same machine and memory; which studies are looked at
+    says `warm_start`. Raises StudyError for a named study that is not there or cannot be read.
+    """
+    chosen = loaded.study.warm_start
+    if chosen is False:
+        return []
+    if chosen is True:
+        names = sorted(
+            each.parent.name
+            for each in loaded.studies_dir.glob("*/attempts")
+            if each.parent.name != loaded.study.name
+        )
+    else:
+        assert not isinstance(chosen, bool)
+        names = list(chosen)
+        for name in names:
+            if not (loaded.studies_dir / name / "attempts").is_dir():
+                raise StudyError(f"warm_start: there is no study {name} in {loaded.studies_dir}")
+    weights = {model.sha256 for model in job.models.values()}
+    found = []
+    for name in names:
+        try:
+            attempts = Attempts(loaded.studies_dir / name / "attempts").all()
+        except RecordError as error:
+            if chosen is True:
+                continue  # nobody asked for this one
+            raise StudyError(f"warm_start: {error}") from None
+        found += [
+            each
+            for each in attempts
+            if each.engine.get("name") == job.engine.name
+            and each.model.get("sha256") in weights
+            and all(
+                each.host.get(key) == {**job.host, **job.hardware}.get(key)
+                for key in ("cpu", "gpu", "gpu_memory_bytes", "memory_limit_bytes")
+            )
+        ]
+    return found
+
+
+def write_skips(search: Search, path: Path, *, checked: int, wrong: Sequence[str]) -> None:
+    """Write every point that was never booted with its reason, one JSON object a line.
+
+    The first line counts them by reason, and says how many predictions were checked by a boot and
+    which were wrong. Of a large space only the first 50,000 points are listed.
+    """
+    counts: dict[str, int] = {}
+    lines: list[str] = []
+    for point, why in search.skips():
+        kind_of = why.split(":", 1)[0]
+        counts[kind_of] = counts.get(kind_of, 0) + 1
+        if len(lines) < 50_000:
+            lines.append(json.dumps({"point": dict(point), "why": why}))
+    head = json.dumps({"skipped": counts, "checked": checked, "wrong": list(wrong)})
+    partial = path.with_suffix(".partial")
+    partial.write_text("\n".join([head, *lines]) + "\n")
+    partial.replace(path)
 
 
 @dataclass(kw_only=True)
@@ -332,6 +382,7 @@ class _Run:
                 boot=self.boot,
                 next_number=self.store.next_number,
                 comparable=self.comparable,
+                cards=self.cards,
                 recorded=self.recorded,
             )
             if ended.fault is None and ended.why is not Stop.INCOMPARABLE:
@@ -342,7 +393,7 @@ class _Run:
         return ended, False
 
     def boot(self, proposal: Proposal, number: int) -> Attempt:
-        self.view.booting(number, self.search.boots, proposal.point)
+        self.view.booting(number, self.search.boots, proposal.point, why=proposal.why)
         return self._attempt(proposal.point, number=number, trial=proposal.trial, racing=True)
 
     def _attempt(
@@ -398,6 +449,12 @@ class _Run:
                 if isinstance(done.outcome, HostFault):
                     return
 
+    @property
+    def cards(self) -> int:
+        """How many cards the engine may use; 1 where there are none."""
+        count = self.job.host.get("gpu_count")
+        return count if isinstance(count, int) and count > 0 else 1
+
     def comparable(self, done: Attempt) -> tuple[str, ...]:
         """Return in what this attempt was made under other conditions than the first measured."""
         if self.loaded.study.mix_conditions or not isinstance(done.outcome, Measured):
@@ -406,7 +463,7 @@ class _Run:
         return incomparable(first, done, scope=Scope.STUDY, axes=self.job.space.axes)
 
     def recorded(self, done: Attempt) -> None:
-        final = self.store.commit(done)
+        self.store.commit(done)
         # What is shown and tracked is what was stored, from which secrets are gone.
         done = self.store.read(done.number)
         self.attempts.append(done)
@@ -418,27 +475,7 @@ class _Run:
             shutil.rmtree(cache_folder(self.loaded), ignore_errors=True)
         if self.tracking is None:
             return
-        front = front_among(self.attempts)
-        measured = [each.outcome for each in self.attempts if isinstance(each.outcome, Measured)]
-        self.tracking.attempt(done, final)
-        self.tracking.front([each.number for each in front])
-        self.tracking.progress(
-            StudyProgress(
-                attempt=done.number,
-                boots=len(self.attempts),
-                infeasible_boots=sum(
-                    isinstance(each.outcome, Infeasible) for each in self.attempts
-                ),
-                front_size=len(front),
-                hypervolume=hypervolume_of(self.attempts),
-                best_decode_tok_s=max(
-                    (each.decode_tok_s.median for each in measured), default=None
-                ),
-                best_proven_context_tokens=max(
-                    (each.context.proven_tokens for each in measured), default=None
-                ),
-            )
-        )
+        tell(self.tracking, self.attempts, self.folder)
         # Logged before the next boot, so that no thread of ours runs beside a measurement; a
         # slow server is not waited for longer than this.
         self.tracking.drain(timeout_s=2.0)
@@ -451,27 +488,29 @@ class _Run:
         recipes: list[Path] = []
         files: list[Path] = []
         if self.attempts:
-            for name, write in (("front.png", write_front_png), ("front.html", write_front_html)):
-                write(self.attempts, self.folder / name)
-                files.append(self.folder / name)
+            files += write_report(self.attempts, self.folder, job=self.job)
             path = self.folder / "front.json"
             path.write_text(json.dumps(front_rows(self.attempts), indent=2) + "\n")
             files.append(path)
+        checked, wrong = self.search.checks
+        for line in wrong:
+            self.view.say(f"a prediction was wrong: {line}")
+        if self.attempts:
+            write_skips(self.search, self.folder / "skips.jsonl", checked=checked, wrong=wrong)
         if front:
             recipes = write_recipes(
-                front, form="shell", folder=self.folder / "recipes", study_folder=self.folder
+                front,
+                form="shell",
+                folder=self.folder / "recipes",
+                study_folder=self.folder,
+                front=front,
+                health_path=self.loaded.engine.wire.health_path,
             )
         failures = 0
         if self.tracking is not None:
-            self.tracking.finish(
-                FinalReport(
-                    front_rows=front_rows(self.attempts),
-                    files=tuple(files),
-                    recipes=self.folder / "recipes" if recipes else None,
-                    tags=Pairs(ended=ended.why.value),
-                )
-            )
             status = "KILLED" if interrupted else "FAILED" if ended.fault else "FINISHED"
+            remember_end(self.folder, ended.why.value, status)
+            self.tracking.finish(report_of(self.folder, self.attempts))
             with contextlib.suppress(KeyboardInterrupt):
                 failures = self.tracking.close(timeout_s=60.0, status=status)
         return Summary(
@@ -484,8 +523,9 @@ class _Run:
             fault=ended.fault,
             folder=self.folder,
             recipes=tuple(recipes),
-            tracking_uri=self.loaded.tracking_uri,
+            tracking_uri=self.loaded.tracking_uri and without_password(self.loaded.tracking_uri),
             tracking_failures=failures,
+            tracking_s=self.tracking.seconds_per_attempt if self.tracking is not None else None,
             fallen=fallen(self.attempts),
             unconfirmed=(
                 len(unconfirmed(self.attempts)) if self.loaded.study.confirm.rounds else 0

@@ -6,18 +6,29 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sweeper.conf import Leaderboard, Loaded, outline
+from sweeper.conf import Assumed, Leaderboard, Loaded, outline
+from sweeper.core.eta import Kind, Plan, Spent, expected_again, kind_of, time_left
 from sweeper.core.launch import Launch
-from sweeper.core.memory import Estimate, Excess, excess
+from sweeper.core.memory import Boot, Estimate, Excess, MemoryModel, excess
 from sweeper.core.outcome import Attempt, Failure, Measured
-from sweeper.core.pairs import Pairs, Point
-from sweeper.engines import EngineOptions, ModelFacts, capacity_of, estimated, no_draft_layers
+from sweeper.core.pairs import Pairs, Point, Scalar, text
+from sweeper.core.standing import front_among
+from sweeper.core.study import Study
+from sweeper.core.typed import FieldError
+from sweeper.engines import (
+    EngineOptions,
+    ModelFacts,
+    capacity_of,
+    estimated,
+    no_draft_layers,
+    shown,
+)
 from sweeper.host import available_bytes
+from sweeper.job import Job
+from sweeper.joining import job_of
 from sweeper.models import described_models
-from sweeper.orchestrate import job_of
 from sweeper.places import ConfDirs
 from sweeper.search.study import Search
-from sweeper.trial import Job
 
 _PORT = 8080
 
@@ -25,16 +36,8 @@ _PORT = 8080
 def make_plan(loaded: Loaded, attempts: Sequence[Attempt]) -> dict[str, Any]:
     """Return the plan as one JSON-ready document; sizes in bytes."""
     study = loaded.study
-    problems: list[str] = []
-    found = loaded.engine.find(loaded.options)
-    if isinstance(found, EngineOptions):
-        options = found
-    else:
-        options = loaded.options
-        problems.append(_explained(found))
-    models, absent = described_models(loaded.model)
-    problems += absent
-    job = job_of(loaded, models, options)
+    job, models, problems = looking_ahead(loaded)
+    learnt = learnt_from(job, attempts)
     search = Search(study, job, None, attempts)
     device = study.device_memory_bytes
     stated = (each for each in (device, study.memory_limit_bytes) if each is not None)
@@ -57,7 +60,7 @@ def make_plan(loaded: Loaded, attempts: Sequence[Attempt]) -> dict[str, Any]:
         if reason is None:
             left += 1
             if device is not None:
-                fit[_fit(_need(job, point, device)[1].fits)] += 1
+                fit[_fit(need_of(job, point, device, learnt)[1].fits)] += 1
             continue
         short = reason.split(",", 1)[0] if reason.startswith("booted") else reason
         reasons[short] = reasons.get(short, 0) + 1
@@ -72,6 +75,7 @@ def make_plan(loaded: Loaded, attempts: Sequence[Attempt]) -> dict[str, Any]:
         launch = job.launch(point, _PORT)
         each: dict[str, Any] = {
             "point": dict(point),
+            "why": proposal.why,
             "command": list(launch.argv) if isinstance(launch, Launch) else [],
             "env": dict(launch.env) if isinstance(launch, Launch) else {},
             "attach": None if isinstance(launch, Launch) else launch.base_url,
@@ -79,7 +83,7 @@ def make_plan(loaded: Loaded, attempts: Sequence[Attempt]) -> dict[str, Any]:
             "memory_needed_bytes": round(footprint.total_bytes + (overhead or 0)),
         }
         if device is not None:
-            needs, beyond = _need(job, point, device)
+            needs, beyond = need_of(job, point, device, learnt)
             each |= {
                 "memory_parts_bytes": {name: round(size.mean) for name, size in needs.parts},
                 "memory_needed_bytes": round(needs.mean),
@@ -88,6 +92,7 @@ def make_plan(loaded: Loaded, attempts: Sequence[Attempt]) -> dict[str, Any]:
                 "fits": round(beyond.fits, 3),
             }
         first.append(each)
+    base = Pairs(first[0]["point"]) if first else next(study.space.points(), None)
     return {
         "study": study.name,
         "description": study.description,
@@ -108,6 +113,10 @@ def make_plan(loaded: Loaded, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "unified_memory": study.unified_memory,
         "memory_limited": study.memory_limit_bytes is not None,
         "engine_overhead_bytes": None if overhead is None else round(overhead),
+        "memory_by_axis": None if base is None else memory_by_axis(job, base, learnt),
+        "duration": duration(
+            study, attempts, loaded.assumed, boots_done=search.boots, window=_window(job, first)
+        ),
         "first": first,
         "out": out,
     }
@@ -120,11 +129,195 @@ def _fit(probability: float) -> str:
     return "likely" if probability >= 0.9 else "hardly" if probability <= 0.1 else "unsure"
 
 
-def _need(job: Job, point: Point, device_memory_bytes: int) -> tuple[Estimate, Excess]:
+def looking_ahead(
+    loaded: Loaded,
+) -> tuple[Job, Mapping[str | None, ModelFacts], list[str]]:
+    """Return the job as far as it is known here, its models, and what is missing to start."""
+    problems: list[str] = []
+    found = loaded.engine.find(loaded.options)
+    if isinstance(found, EngineOptions):
+        options = found
+    else:
+        options = loaded.options
+        problems.append(_explained(found))
+    models, absent = described_models(loaded.model)
+    return job_of(loaded, models, options), models, [*problems, *absent]
+
+
+def learnt_from(job: Job, attempts: Sequence[Attempt]) -> MemoryModel:
+    """Return how estimates of memory are to be corrected, by what boots have printed."""
+    boots = []
+    for each in attempts:
+        try:
+            settings = job.settings(each.point)
+            boots.append(
+                Boot(
+                    estimate=estimated(job.engine, settings, job.model(each.point)),
+                    shown=shown(job.engine, settings, each.engine),
+                )
+            )
+        except (FieldError, LookupError):
+            continue  # of a study that has changed since
+    return MemoryModel.of(boots)
+
+
+def need_of(
+    job: Job, point: Point, device_memory_bytes: float, learnt: MemoryModel
+) -> tuple[Estimate, Excess]:
     """Return what a point needs of the card, and by how much that is above what it may take."""
     settings = job.settings(point)
-    needs = estimated(job.engine, settings, job.model(point))
+    needs = learnt.corrected(estimated(job.engine, settings, job.model(point)))
     return needs, excess(needs, capacity_of(job.engine, settings, device_memory_bytes))
+
+
+def memory_by_axis(job: Job, base: Point, learnt: MemoryModel) -> dict[str, Any]:
+    """Return what each value of each axis adds to the memory of a point, in bytes.
+
+    Beside the value of the axis that needs least. Estimates of one component are off in the same
+    way for all values, so the spread of a difference is the difference of spreads.
+    """
+    axes: dict[str, list[dict[str, Any]]] = {}
+    for axis in job.space.axes:
+        if axis.name not in base:
+            continue
+        needs: list[tuple[Scalar, Estimate]] = []
+        for value in axis.values:
+            point = _moved(job, base, axis.name, value)
+            try:
+                settings = job.settings(point)
+                needs.append(
+                    (value, learnt.corrected(estimated(job.engine, settings, job.model(point))))
+                )
+            except (FieldError, LookupError):
+                continue
+        if not needs:
+            continue
+        least = min((need for _, need in needs), key=lambda need: need.mean)
+        axes[axis.name] = [
+            {
+                "value": value,
+                "adds_bytes": round(need.mean - least.mean),
+                "adds_spread_bytes": round(_spread_between(need, least)),
+            }
+            for value, need in needs
+        ]
+    return {"at": dict(base), "axes": axes}
+
+
+def _moved(job: Job, base: Point, name: str, value: Scalar) -> Point:
+    """Return a point with another value of one axis; axes that this brings in begin with theirs."""
+    values: dict[str, Scalar] = {}
+    for axis in job.space.axes:
+        if axis.active(values):
+            values[axis.name] = value if axis.name == name else base.get(axis.name, axis.values[0])
+    return Pairs(values)
+
+
+def _spread_between(one: Estimate, other: Estimate) -> float:
+    names = {name for estimate in (one, other) for name, _ in estimate.parts}
+    return float(
+        sum((one.part(name).spread - other.part(name).spread) ** 2 for name in names) ** 0.5
+    )
+
+
+_CONTEXT_NAMES = ("context", "max_model_len", "ctx_size", "context_tokens", "n_ctx")
+
+
+def context_axis(job: Job) -> str | None:
+    """Return the axis that sets how much context is configured, None where none does."""
+    return next(
+        (
+            axis.name
+            for axis in job.space.axes
+            if any(name in _CONTEXT_NAMES for name in (axis.name, *axis.sets))
+        ),
+        None,
+    )
+
+
+def _window(job: Job, first: Sequence[Mapping[str, Any]]) -> int:
+    """Return a window in tokens as the first boots have it, in the middle of them."""
+    axis = context_axis(job)
+    swept = sorted(each["point"].get(axis) or 0 for each in first) if axis is not None else []
+    if swept and isinstance(swept[len(swept) // 2], int):
+        return int(swept[len(swept) // 2])
+    stated = [job.params.get(name) for name in _CONTEXT_NAMES]
+    return next((each for each in stated if isinstance(each, int) and each > 0), 8192)
+
+
+def duration(
+    study: Study,
+    attempts: Sequence[Attempt],
+    assumed: Assumed,
+    *,
+    boots_done: int,
+    window: int,
+) -> dict[str, Any]:
+    """Return how long the rest of a study takes, in seconds: expected, and 8 cases in 10.
+
+    From its own attempts; before the first, from what the study assumes of a boot and of speeds.
+    """
+    left = max(study.budget.boots - boots_done, 0)
+    spent = [
+        Spent(
+            kind=kind_of(each),
+            seconds=each.timings.total_s,
+            measure_s=each.timings.measure_s or 0.0,
+        )
+        for each in attempts
+    ]
+    each_s: dict[str, float] | None = None
+    if not spent:
+        each_s = assumed_boot(study, assumed, window)
+        spent = [Spent(kind=Kind.FULL, seconds=sum(each_s.values()), measure_s=each_s["measure_s"])]
+    again = expected_again(
+        front=len(front_among(attempts)),
+        boots_done=boots_done,
+        boots_left=left,
+        rounds=study.confirm.rounds,
+        most=study.confirm.boots,
+    )
+    again = max(again - sum(each.confirms is not None for each in attempts), 0)
+    minutes = study.budget.minutes
+    reckoned = time_left(
+        spent, Plan(boots=left, again=again, seconds=None if minutes is None else minutes * 60)
+    )
+    assert reckoned is not None
+    return {
+        "seconds": round(reckoned.seconds),
+        "low_s": round(reckoned.low),
+        "high_s": round(reckoned.high),
+        "boots_left": left,
+        "boots_to_confirm": again,
+        "attempts": len(attempts),
+        "assumed": None
+        if each_s is None
+        else {
+            "decode_tok_s": assumed.decode_tok_s,
+            "prefill_tok_s": assumed.prefill_tok_s,
+            "window_tokens": window,
+            **{name: round(value, 1) for name, value in each_s.items()},
+        },
+    }
+
+
+def assumed_boot(study: Study, assumed: Assumed, window: int) -> dict[str, float]:
+    """Return how long one boot that is measured to the end takes, part by part, in seconds."""
+    measure_s = 0.0
+    for workload in (study.workload, *study.also):
+        for load in workload.loads(window):
+            answer_s = workload.answer_tokens(load, window) / assumed.decode_tok_s
+            # The length of a prompt of its own is not known before a server counts it.
+            prompt_s = (load.prompt_tokens or 256) * load.streams / assumed.prefill_tok_s
+            if workload.minutes is not None:
+                measure_s += workload.minutes * 60
+                continue
+            repeats = workload.repeats
+            warm_s = min(repeats.warmup_tokens / assumed.decode_tok_s, answer_s) + prompt_s
+            measure_s += repeats.warmup_min * warm_s + repeats.least * (answer_s + prompt_s)
+    proof_s = window / assumed.prefill_tok_s
+    proof_s += study.workload.proof_answer_tokens / assumed.decode_tok_s
+    return {"boot_s": assumed.boot_s, "prove_s": proof_s, "measure_s": measure_s}
 
 
 def _notes(loaded: Loaded, models: Mapping[str | None, ModelFacts]) -> list[str]:
@@ -217,8 +410,11 @@ def plan_text(plan: dict[str, Any]) -> str:
     lines += ["", f"memory available: {_mib(plan['memory_available_bytes'])} ({limited})"]
     overhead = plan["engine_overhead_bytes"]
     if plan["device_memory_bytes"] is not None:
+        corrected = f", corrected by {plan['boots_done']} boots" if plan["boots_done"] else ""
         lines.append(
             "memory needed: as estimated before any boot, give or take a standard deviation"
+            if not corrected
+            else f"memory needed: as estimated{corrected}, give or take a standard deviation"
         )
     elif overhead is None:
         lines.append(
@@ -229,6 +425,8 @@ def plan_text(plan: dict[str, Any]) -> str:
         lines.append(
             f"memory needed: as estimated, plus {_mib(overhead)} for the engine as boots showed"
         )
+    lines += _axes_text(plan["memory_by_axis"])
+    lines += ["", *_duration_text(plan["duration"])]
     for index, each in enumerate(plan["first"], 1):
         parts = ", ".join(
             f"{name} {_mib(size)}" for name, size in each["memory_parts_bytes"].items() if size
@@ -240,11 +438,58 @@ def plan_text(plan: dict[str, Any]) -> str:
             command = " ".join([*env, shlex.join(each["command"])])
         lines += [
             "",
-            f"{index}. {Pairs(each['point'])}",
+            f"{index}. {Pairs(each['point'])}" + (f" ({each['why']})" if each["why"] else ""),
             f"   needs about {_mib(each['memory_needed_bytes'])}{_sure(each)} ({parts})",
             f"   {command}",
         ]
     return "\n".join(lines)
+
+
+def _axes_text(by_axis: dict[str, Any] | None) -> list[str]:
+    if by_axis is None:
+        return []
+    lines = []
+    for axis, values in by_axis["axes"].items():
+        if not any(round(each["adds_bytes"] / 2**20) for each in values):
+            continue
+        said = []
+        for each in values:
+            adds, spread = each["adds_bytes"], each["adds_spread_bytes"]
+            more = f" +- {_mib(spread)}" if spread >= 2**20 else ""
+            said.append(
+                f"{text(each['value'])} +{_mib(adds)}{more}" if adds else text(each["value"])
+            )
+        lines.append(f"   {axis}: {', '.join(said)}")
+    if lines:
+        at = Pairs(by_axis["at"])
+        lines = ["", f"what each value adds to it, beside the least of its axis, at {at}:", *lines]
+    return lines
+
+
+def _duration_text(found: dict[str, Any]) -> list[str]:
+    lines = [
+        f"time: about {span_text(found['seconds'])} ({span_text(found['low_s'])} to "
+        f"{span_text(found['high_s'])} in 8 cases of 10) for {found['boots_left']} boots and some "
+        f"{found['boots_to_confirm']} to confirm the front"
+    ]
+    assumed = found["assumed"]
+    if assumed is None:
+        lines.append(f"   from the {found['attempts']} attempts so far")
+    else:
+        lines.append(
+            f"   assumed, nothing was booted yet: {assumed['boot_s']:g} s for a boot, "
+            f"{assumed['prove_s']:g} s to fill {assumed['window_tokens']:,} tokens, "
+            f"{assumed['measure_s']:g} s to measure, at {assumed['decode_tok_s']:g} tok/s and "
+            f"{assumed['prefill_tok_s']:g} tok/s of prefill (plan.assumed)"
+        )
+    return lines
+
+
+def span_text(seconds: float) -> str:
+    """Return a span of time as people say it: 40 s, 12 min, 3.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _sure(each: dict[str, Any]) -> str:

@@ -340,10 +340,10 @@ class _Process:
         """End the whole group and wait until it is gone: ask, wait, kill, wait."""
         began = time.monotonic()
         family: list[psutil.Process] = []
-        with contextlib.suppress(psutil.Error):
-            family = psutil.Process(self.popen.pid).children(recursive=True)
         killed = False
         try:
+            with contextlib.suppress(psutil.Error):
+                family = psutil.Process(self.popen.pid).children(recursive=True)
             if self.alive():
                 self._signal_group(signal.SIGTERM)
             killed = not self._wait(family, began + self.launch.stop_timeout_s)
@@ -524,14 +524,24 @@ def _healthy(client: httpx.Client, launch: Launch | Attach) -> bool:
 
 
 @contextmanager
-def terminating_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C while inside: the engine is stopped, what is finished is kept."""
+def terminating_as_interrupt(told: Callable[[], None] | None = None) -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C while inside: the engine is stopped, what is finished is kept.
+
+    `told` is called at once at either of them, in the middle of whatever is going on: it may only
+    take note.
+    """
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
+        if told is not None:
+            told()
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
+    # Where Ctrl-C is ignored, as in the background of a shell, it stays ignored.
+    if told is not None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

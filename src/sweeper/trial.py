@@ -3,78 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from sweeper.core.known import Known
-from sweeper.core.launch import Attach, Death, Launch
-from sweeper.core.objectives import OBJECTIVES, described
+from sweeper.core.launch import Attach, Death, Launch, Phase
+from sweeper.core.objectives import described
 from sweeper.core.outcome import Attempt, Infeasible, InfeasibleName, Outcome, Timings
 from sweeper.core.pairs import Pairs, Point
-from sweeper.core.quality import Guard
-from sweeper.core.space import Space
-from sweeper.core.workload import Workload
-from sweeper.engines import Engine, EngineOptions, ModelFacts
+from sweeper.engines import told
+from sweeper.job import MODEL_VARIANT, Job
 from sweeper.measuring import Progress, Protocol, Session, Watch
 from sweeper.server import Attached, Registry, Server, free_port, serving
 
 PROTOCOL_SCHEMA = 2
 """Changes when the same workload is measured in another way: such figures are not comparable."""
-
-MODEL_VARIANT = "model.variant"
-"""The one thing an axis may set that is not an engine setting: which file of the model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """All that stays the same over the attempts of a study."""
-
-    study: str
-    engine: Engine
-    params: Mapping[str, Any]
-    options: EngineOptions
-    models: Mapping[str | None, ModelFacts]
-    space: Space
-    workload: Workload
-    also: tuple[Workload, ...] = ()
-    guard: Guard = field(default_factory=Guard)
-    objectives: tuple[str, ...] = OBJECTIVES[:2]
-    proof_boots: int = 1
-    """How often an engine that died in the proof of its context is booted again to find less."""
-    hardware: Pairs
-    host: Pairs
-
-    def settings(self, point: Point) -> Any:
-        """Return the engine's settings at a point; raises FieldError for impossible ones."""
-        params = dict(self.params)
-        for axis in self.space.axes:
-            if axis.name in point:
-                params.update(
-                    {name: point[axis.name] for name in axis.sets if name != MODEL_VARIANT}
-                )
-        return self.engine.settings(params)
-
-    def model(self, point: Point) -> ModelFacts:
-        """Return the model that a point serves."""
-        for axis in self.space.axes:
-            # A model of one file is its own only variant.
-            if MODEL_VARIANT in axis.sets and axis.name in point and None not in self.models:
-                return self.models[str(point[axis.name])]
-        return next(iter(self.models.values()))
-
-    def launch(self, point: Point, port: int) -> Launch | Attach:
-        """Return the process that would serve this point, or where one serves already."""
-        launch = self.engine.launch(self.settings(point), self.model(point), self.options, port)
-        if isinstance(launch, Attach):
-            return launch
-        return launch.wrapped(
-            self.options.prefix,
-            detached=self.options.detached,
-            stop_command=self.options.stop_command,
-        )
 
 
 def attempt(
@@ -99,7 +43,7 @@ def attempt(
         # What a server prints of its requests is read late, and is no step of the boot.
         phase = job.engine.milestone(line) if boot_s is None else None
         if phase is not None:
-            watch(Progress(stage="boot", detail=phase.value.replace("_", " ")))
+            watch(_booting(phase, told(job.engine, line)))
 
     watch(Progress(stage="boot", detail="starting"))
     session = Session(
@@ -176,6 +120,32 @@ def attempt(
         port_argument=launch.port_argument if isinstance(launch, Launch) else None,
         confirms=confirms,
     )
+
+
+def _booting(phase: Phase, parts: tuple[int, int] | None) -> Progress:
+    """Return where a boot is: its phase in words, and how much of that is done where it is told."""
+    words = _PHASES.get(phase, phase.value)
+    if parts is None:
+        return Progress(stage="boot", detail=words)
+    done, of = parts
+    detail = f"{words} {done} %" if of == 100 else f"{words} {done}/{of}"
+    return Progress(stage="boot", detail=detail, done=done / of)
+
+
+_PHASES = {
+    Phase.SPAWN: "starting",
+    Phase.ARGS: "reading arguments",
+    Phase.CONFIG: "reading the model's configuration",
+    Phase.DEVICE: "opening the device",
+    Phase.WEIGHTS: "loading weights",
+    Phase.PROFILING: "profiling memory",
+    Phase.CONTEXT: "making the context",
+    Phase.KV: "allocating the KV cache",
+    Phase.COMPUTE: "allocating compute buffers",
+    Phase.DRAFT: "loading the draft model",
+    Phase.CAPTURE: "capturing graphs",
+    Phase.WARMUP: "warming up",
+}
 
 
 def _survivable(

@@ -338,7 +338,7 @@ FILE = "(in conf/study/mine.yaml)"
         ("budget: {boots: 0}\n", ["budget.boots: must be at least 1, got 0"]),
         ("budget: {minutes: .nan}\n", ["budget.minutes: must be more than 0, got nan"]),
         ("budget: {boot: 3}\n", ["budget.boot: unknown key (did you mean boots?)"]),
-        ("sampler: {name: tpee}\n", ["sampler.name: tpee is not one of tpe, nsga2, random, qmc"]),
+        ("sampler: {name: tpee}\n", ["sampler.name: tpee is not one of frontier, tpe, nsga2, random, qmc"]),
         ("retries: -1\n", ["retries: must be at least 0, got -1"]),
         ("workload: {runs: 3}\n", ["workload.runs: no longer exists", "workload.repeats.least"]),
         ("workload: {repeats: {least: 0}}\n", ["workload.repeats.least: must be at least 1"]),

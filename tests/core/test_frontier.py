@@ -14,11 +14,12 @@ from optuna.distributions import (
 
 from sweeper.core.evidence import Evidence, Prior, Role
 from sweeper.core.space import Axis, AxisRef, Condition, Rule, Space
+from sweeper.search.frontier_kernel import AnovaKernel
 from sweeper.search.frontier_memory import GIB, LinearBelief, MemoryModel
 from sweeper.search.frontier_model import Seen
 from sweeper.search.frontier_roles import guessed
 from sweeper.search.frontier_space import CodedSpace, from_space, from_trials
-from sweeper.search.frontier_speed import Acceptance, AnovaKernel, Speed, axis_tables
+from sweeper.search.frontier_speed import Acceptance, Speed, axis_tables
 from sweeper.search.frontier_support import Suspicions
 
 QUICK = settings(deadline=None, max_examples=30)

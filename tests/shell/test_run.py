@@ -57,7 +57,7 @@ def test_a_study_ends_with_a_front_and_says_where_things_are(finished: Sweeper) 
     folder = finished.studies / finished.study
     assert "SIMULATED" in finished.printed
     assert "the budget of boots is spent: 6 boots in this run, 6 in all" in finished.printed
-    assert str(folder / "front.html") in finished.printed
+    assert str(folder / "report.html") in finished.printed
     front = json.loads((folder / "front.json").read_text())
     assert front
     assert {row["attempt"] for row in front} <= set(range(1, 7))

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from optuna.trial import TrialState
 from tests.examples import attempt_of, broken_attempt, host_fault_attempt, measured_attempt
 from tests.shell.conftest import SHORT, fake_job
 
-from sweeper.conf import SAMPLERS
+from sweeper.conf import SAMPLERS as NAMED
 from sweeper.core.launch import Phase
 from sweeper.core.outcome import (
     Attempt,
@@ -34,10 +35,14 @@ from sweeper.core.space import Axis, Condition, Rule, Space
 from sweeper.core.standing import front_among
 from sweeper.core.study import Budget, SamplerChoice, Study
 from sweeper.engines.fake_server import MIB
+from sweeper.search.samplers import SamplerError
 from sweeper.search.study import Ended, Proposal, Search, Stop, sweep
 from sweeper.trial import Job
 
 CONTEXT = Axis(name="context", values=(1024, 2048, 8192), ordered=True, sets=("context",))
+SAMPLERS = tuple(each for each in NAMED if each not in ("gp", "target"))
+"""Those that need nothing that is not installed with sweeper."""
+
 KV_TYPE = Axis(name="kv_type", values=("f16", "q4_0"), ordered=False, sets=("kv_type",))
 N_MAX = Axis(name="n_max", values=(0, 4), ordered=True, sets=("n_max",))
 BATCH = Axis(name="batch", values=(128, 512), ordered=True, sets=("batch",))
@@ -45,8 +50,18 @@ SPACE = Space(axes=(CONTEXT, KV_TYPE, N_MAX, BATCH))
 
 
 def study_of(space: Space = SPACE, **changes: Any) -> Study:
-    sampler = SamplerChoice(name=changes.pop("sampler", "tpe"), startup=changes.pop("startup", 4))
-    budget = Budget(boots=changes.pop("boots", 1000), minutes=changes.pop("minutes", None))
+    name = changes.pop("sampler", "tpe")
+    choice = {
+        each.name: changes.pop(each.name)
+        for each in dataclass_fields(SamplerChoice)
+        if each.name in changes and each.name != "name"
+    }
+    sampler = SamplerChoice(name=name, **{"startup": 4, **choice})
+    budget = Budget(
+        boots=changes.pop("boots", 1000),
+        minutes=changes.pop("minutes", None),
+        gpu_hours=changes.pop("gpu_hours", None),
+    )
     fields: dict[str, Any] = {
         "name": "shell",
         "description": "",
@@ -474,3 +489,113 @@ def test_optunas_best_trials_are_our_front(seed: int, sampler: str, share: float
     here.run(study, search)
     best = {trial.user_attrs["attempt"] for trial in search._optuna.best_trials}
     assert best == {each.number for each in front_among(here.attempts)}
+
+
+# ---- What a search says and when it ends by itself ----------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_proposal_says_why(sampler: str) -> None:
+    here = machine(capacity_mib=700)
+    study = study_of(sampler=sampler, boots=6, enqueue=(next(iter(SPACE.points())),))
+    search = Search(study, here.job, None, ())
+    said = []
+    while (proposal := search.ask()) is not None and len(said) < 6:
+        said.append(proposal.why)
+        search.booting(proposal, len(said))
+        search.tell(here.boot(proposal, len(said)))
+    assert said[0] == "a guess of the study"
+    assert all(said)
+
+
+def test_a_sampler_of_somebody_elses_is_made_by_its_class() -> None:
+    here = machine(capacity_mib=2000)
+    target = "optuna.samplers.BruteForceSampler"
+    study = study_of(sampler="target", target=target, arguments=Pairs(seed=3), boots=5)
+    assert here.run(study).why is Stop.BOOTS
+    assert len(set(here.boots)) == 5
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "words"),
+    [
+        ("nothing", {}, "is no class: write MODULE.CLASS"),
+        ("no.such.module.Sampler", {}, "there is no module no.such.module"),
+        ("optuna.samplers.nothing", {}, "is not an optuna.samplers.BaseSampler"),
+        ("optuna.samplers.TPESampler", {"nonsense": 1}, "cannot be made with"),
+    ],
+)
+def test_a_sampler_that_cannot_be_made_says_why(
+    target: str, arguments: dict[str, Any], words: str
+) -> None:
+    study = study_of(sampler="target", target=target, arguments=Pairs(arguments))
+    with pytest.raises(SamplerError, match=words):
+        Search(study, machine().job, None, ())
+
+
+def test_a_grid_is_walked_in_order() -> None:
+    here = machine(does=lambda *_: measured(50.0, 1024))
+    here.run(study_of(sampler="grid", boots=5))
+    assert here.boots == list(itertools.islice(SPACE.points(), 5))
+
+
+def test_a_share_of_the_boots_checks_what_is_predicted_not_to_fit() -> None:
+    here = machine(capacity_mib=560)
+    search_of = study_of(sampler="frontier", check_share=0.2)
+    search = Search(search_of, here.job, None, ())
+    here.run(search_of, search)
+    checked, wrong = search.checks
+    assert checked >= 1
+    assert wrong == ()  # the machine keeps to the footprints, so no prediction is wrong
+
+
+def test_a_wrong_prediction_is_said_and_what_rests_on_it_is_booted_after_all() -> None:
+    # Memory runs out once where it should not have: the first boot that asks for least.
+    first = next(iter(SPACE.points()))
+    here = machine(does=lambda point, _: ran_out(MIB) if point == first else measured(50.0, 1024))
+    study = study_of(sampler="grid", check_share=0.5, enqueue=(first,))
+    search = Search(study, here.job, None, ())
+    assert here.run(study, search).why is Stop.EXHAUSTED
+    _, wrong = search.checks
+    assert len(wrong) == 1
+    assert "works, though memory:" in wrong[0]
+    assert set(here.boots) == set(SPACE.points())
+
+
+def test_every_point_that_was_not_booted_has_a_reason() -> None:
+    here = machine(capacity_mib=700)
+    study = study_of(boots=6)
+    search = Search(study, here.job, None, ())
+    here.run(study, search)
+    skipped = dict(search.skips())
+    assert set(skipped) | set(here.boots) == set(SPACE.points())
+    assert set(skipped) & set(here.boots) == set()
+    assert all(skipped.values())
+
+
+def test_a_study_ends_by_itself_when_nothing_promises_much() -> None:
+    here = machine(does=lambda *_: measured(50.0, 1024))
+    ended = here.run(study_of(sampler="frontier", stop_share=0.9, stop_asks=2))
+    assert ended.why is Stop.CONVERGED
+    assert len(here.boots) < len(set(SPACE.points()))
+
+
+def test_the_hours_of_the_cards_end_a_study() -> None:
+    here = machine(does=lambda *_: measured(50.0, 1024))
+    ended = here.run(study_of(gpu_hours=1e-9))
+    assert ended.why is Stop.GPU_HOURS
+    assert len(here.boots) <= 1
+
+
+def test_the_front_of_an_earlier_study_is_booted_first_where_this_space_has_it() -> None:
+    first = machine(capacity_mib=2000)
+    first.run(study_of())
+    best = front_among(first.attempts)
+    again = machine(capacity_mib=2000)
+    study = study_of(boots=len(best))
+    search = Search(study, again.job, None, (), earlier=first.attempts)
+    again.run(study, search)
+    assert set(again.boots) == {each.point for each in best}
+    other = Space(axes=(CONTEXT,))
+    elsewhere = Search(study_of(other), machine(other).job, None, (), earlier=first.attempts)
+    assert elsewhere.ask() is not None

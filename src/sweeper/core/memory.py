@@ -83,6 +83,12 @@ class MemoryBound:
         )
         return MemoryBound((*kept, failure))
 
+    def without(self, footprint: Footprint) -> MemoryBound:
+        """Return the bound without the failures that a footprint contradicts, since it fits."""
+        return MemoryBound(
+            tuple(each for each in self.failures if not footprint.needs_at_least(each.footprint))
+        )
+
     @classmethod
     def of(cls, failures: Iterable[OutOfMemory]) -> MemoryBound:
         """Return the bound that all these failures draw together."""

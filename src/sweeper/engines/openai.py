@@ -20,10 +20,12 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias, assert_never
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from sweeper.core.evidence import Role
 from sweeper.core.launch import Attach, Death, Ended, Launch, Phase
 from sweeper.core.memory import Footprint
 from sweeper.core.outcome import (
@@ -393,6 +395,7 @@ class OpenAi:
 
     name = "openai"
     simulated = False
+    roles: Mapping[str, Role] = MappingProxyType({"context": Role.CONTEXT})
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         given = params if params is not None else {}

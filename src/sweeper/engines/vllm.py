@@ -16,10 +16,12 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from sweeper.core.evidence import Role
 from sweeper.core.launch import Death, Ended, Launch, Phase
 from sweeper.core.memory import Estimate, Footprint
 from sweeper.core.outcome import (
@@ -287,6 +289,24 @@ class Vllm:
 
     name = "vllm"
     simulated = False
+    roles: Mapping[str, Role] = MappingProxyType(
+        {
+            "max_model_len": Role.CONTEXT,
+            "kv_cache_dtype": Role.KV_DTYPE,
+            "n_max": Role.DRAFT_LENGTH,
+            "spec_method": Role.DRAFT_METHOD,
+            "quantization": Role.WEIGHTS,
+            "gpu_memory_utilization": Role.MEMORY_FRACTION,
+            "max_num_seqs": Role.SEQUENCES,
+            "max_num_batched_tokens": Role.PREFILL_CHUNK,
+            "cudagraph_mode": Role.GRAPHS,
+            "cudagraph_capture_sizes": Role.GRAPHS,
+            "max_cudagraph_capture_size": Role.GRAPHS,
+            "enforce_eager": Role.GRAPHS,
+            "attention_backend": Role.BACKEND,
+            "moe_backend": Role.BACKEND,
+        }
+    )
     wire = Wire(
         # A cache that several studies share may hold what an interrupted one left half written.
         cache_variables=("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
@@ -346,6 +366,8 @@ class Vllm:
             wanted = getattr(options, key)
             if wanted is not None:
                 found = shutil.which(wanted)
+                if found is None and options.prefix:
+                    return options  # a program in a container is not on this host
                 if found is None:
                     return _no_engine(f"engine.{key} is {wanted}, and no such program exists")
                 return (
@@ -480,6 +502,11 @@ class Vllm:
     def milestone(self, line: str) -> Phase | None:
         """Return the phase that this line opens; lines are matched by meaning, at any level."""
         return next((phase for phase, sign in _MILESTONES if sign.search(line)), None)
+
+    def told(self, line: str) -> tuple[int, int] | None:
+        """Return how many shards are loaded or graphs captured, by the bar that shows it."""
+        found = _BAR.search(line)
+        return None if found is None else (int(found[1]), int(found[2]))
 
     def evidence(self, log: Iterable[str]) -> Pairs:
         """Return sizes, the window, the version and what really runs, of the last boot."""
@@ -825,6 +852,10 @@ _MILESTONES: tuple[tuple[Phase, re.Pattern[str]], ...] = (
     (Phase.CONFIG, re.compile(r"non-default args|vLLM API server version|Resolved architecture|"
                               r"[█▄▀] +version \d")),
 )  # fmt: skip
+
+_BAR = re.compile(r"\d%(?:\|[^|]*| Completed ?)\| *(\d{1,9})/(\d{1,9}) \[")
+"""`Capturing CUDA graphs (decode, FULL):  51%|█████▏    | 18/35 [` and
+`Loading safetensors checkpoint shards:  25% Completed | 1/4 [`."""
 
 _BOOT = (
     Phase.SPAWN, Phase.ARGS, Phase.CONFIG, Phase.DEVICE, Phase.WEIGHTS, Phase.DRAFT,

@@ -6,9 +6,7 @@ import functools
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
-
-import jinja2
+from typing import TYPE_CHECKING, Any
 
 from sweeper.core.outcome import Attempt, Figures, Measured
 from sweeper.recipe import telling
@@ -28,6 +26,9 @@ from sweeper.recipe.quoting import (
     yaml,
 )
 from sweeper.recipe.source import DEFAULT_PORT, Export, Source
+
+if TYPE_CHECKING:
+    import jinja2
 
 SINGLE = ""
 """The name of the file of a recipe that is one file."""
@@ -232,6 +233,8 @@ def _shortened(value: object, most: int = 300) -> str:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sweeper.recipe"),
         # These are shell scripts and the like: every value goes through the filter of its format.

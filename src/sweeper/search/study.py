@@ -7,7 +7,7 @@ import itertools
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,18 +21,24 @@ from sweeper.core.memory import MemoryBound, OutOfMemory
 from sweeper.core.objectives import CONTEXT, QUALITY, SPEED, values_of
 from sweeper.core.outcome import Attempt, Broken, HostFault, Infeasible, Measured, Unfit
 from sweeper.core.pairs import Pairs, Point, Scalar
-from sweeper.core.standing import is_contended, standing
+from sweeper.core.space import Space, SpaceError
+from sweeper.core.standing import front_among, is_contended, standing
 from sweeper.core.study import Study
 from sweeper.core.typed import FieldError
 from sweeper.engines import refusal_of
+from sweeper.job import Job
+from sweeper.search.facts import evidence_of, prior_of
 from sweeper.search.samplers import build_sampler, learns_from_pruned
-from sweeper.trial import Job
 
 ATTEMPT = "attempt"
 SKIPPED = "skipped"
 _FREE_ASKS = 20
 """How often a sampler may propose what is known before a fresh point is drawn for it: it keeps
 proposing the same ones, and every refusal lengthens its history."""
+_CHECKED_POINTS = 20_000
+"""Of a larger space only so many points are looked at for one that is worth a check."""
+EVIDENCE = "evidence"
+"""The user attribute in which a sampler finds what a boot showed."""
 _CALM_BOOTS = 2
 """How many other boots pass before a point is measured again that a busy machine disturbed."""
 _DISTURBED = 1.25
@@ -50,6 +56,8 @@ class Proposal:
 
     trial: int
     point: Point
+    why: str = ""
+    """Why this point, in words."""
 
 
 class Stop(enum.Enum):
@@ -57,6 +65,8 @@ class Stop(enum.Enum):
 
     BOOTS = "the budget of boots is spent"
     MINUTES = "the time is up"
+    GPU_HOURS = "the hours of the cards are spent"
+    CONVERGED = "no point left promises to improve the front noticeably"
     EXHAUSTED = "no point is left that could work"
     HOST_FAULT = "nothing can work on this host"
     INCOMPARABLE = "the conditions have changed since the study began"
@@ -67,9 +77,20 @@ class Search:
     """The memory of one study: every trial, in a file that outlives us, and its lessons."""
 
     def __init__(
-        self, study: Study, job: Job, storage: Path | None, attempts: Iterable[Attempt]
+        self,
+        study: Study,
+        job: Job,
+        storage: Path | None,
+        attempts: Iterable[Attempt],
+        *,
+        earlier: Iterable[Attempt] = (),
     ) -> None:
-        """Open the study's storage (None: in memory, for looking ahead) and take in the facts."""
+        """Open the study's storage (None: in memory, for looking ahead) and take in the facts.
+
+        `earlier` are attempts of other studies of the same model on the same machine: what they
+        printed is known beforehand, and their front is booted first where this space has it.
+        Raises SamplerError where the study's sampler cannot be had.
+        """
         self._study = study
         self._job = job
         self._booted: dict[Point, list[Attempt]] = {}
@@ -77,6 +98,11 @@ class Search:
         self._queue: list[Point] = []
         self._later: list[tuple[int, Point]] = []
         self._open: dict[int, tuple[Trial, Point]] = {}
+        self._checking: dict[Point, str] = {}
+        self._checked = 0
+        self._wrong: list[str] = []
+        self._idle_asks = 0
+        self._spent_s = 0.0
         self._storage = None if storage is None else RDBStorage(f"sqlite:///{storage}")
         self._optuna = optuna.create_study(
             study_name=study.name,
@@ -91,12 +117,26 @@ class Search:
         for each in known:
             self._learn(each)
         self._reconcile(known)
+        before = list(earlier)
+        prior = prior_of(
+            study.space, job, device_memory_bytes=_device_memory(study, job), earlier=before
+        )
         # The generator's state is not stored; a resumed run must not repeat the first draws.
         self._optuna.sampler = build_sampler(
-            study.sampler, study.seed + len(self._optuna.get_trials(deepcopy=False))
+            study.sampler,
+            study.seed + len(self._optuna.get_trials(deepcopy=False)),
+            job,
+            prior,
         )
         self._random = random.Random(f"{study.seed}:{len(known)}")  # noqa: S311 - not for secrets
         self._queue += [point for point in study.enqueue if point not in self._queue]
+        self._guesses = set(study.enqueue)
+        self._inherited = {
+            point: each.study
+            for each in front_among(before)
+            if (point := _point_here(study.space, each.point)) is not None
+        }
+        self._queue += [each for each in self._inherited if each not in self._queue]
 
     def close(self) -> None:
         """Let go of the storage's file."""
@@ -134,7 +174,7 @@ class Search:
         model = self._job.model(point)
         if (why := refusal_of(self._job.engine, settings, model)) is not None:
             return f"model: {why}"
-        if not self._bound.failures:
+        if not self._bound.failures or point in self._checking:
             return None
         failure = self._bound.excluded_by(self._job.engine.footprint(settings, model))
         if failure is not None:
@@ -142,21 +182,106 @@ class Search:
         return None
 
     def ask(self) -> Proposal | None:
-        """Return the next point to boot, one never booted that may fit; None if none is left."""
+        """Return the next point to boot, one never booted that may fit; None if none is left.
+
+        Now and then, by the sampler's `check_share`, one that is predicted not to fit by the least:
+        whether the prediction is right can be seen in no other way.
+        """
         if (chosen := self._queued(self.boots)) is not None:
-            return self._take(chosen)
-        for _ in range(_FREE_ASKS):
-            trial = self._optuna.ask()
-            point = self._suggest(trial)
-            reason = self.refusal(point)
-            if reason is None:
-                self._open[trial.number] = trial, point
-                return Proposal(trial=trial.number, point=point)
-            self._tell_skipped(trial, point, reason)
-        fresh = self._fresh()
+            return self._take(chosen, self._why_queued(chosen))
+        if (check := self._to_check()) is not None:
+            return self._take(check, f"to check a prediction: {self._checking[check]}")
+        if self._study.sampler.name != "grid":
+            for _ in range(_FREE_ASKS):
+                trial = self._optuna.ask()
+                point = self._suggest(trial)
+                reason = self.refusal(point)
+                if reason is None:
+                    self._open[trial.number] = trial, point
+                    return Proposal(trial=trial.number, point=point, why=self._why(trial))
+                self._tell_skipped(trial, point, reason)
+        fresh, why = self._fresh(), "nothing else is left that the sampler would propose"
+        if self._study.sampler.name == "grid":
+            why = "the next of the grid"
         if fresh is None:
-            fresh = self._queued(None)
-        return None if fresh is None else self._take(fresh)
+            fresh, why = self._queued(None), "again, on a quieter machine"
+        return None if fresh is None else self._take(fresh, why)
+
+    @property
+    def converged(self) -> bool:
+        """Whether the sampler expects too little of every point left, several times in a row."""
+        return (
+            self._study.sampler.stop_share is not None
+            and self._idle_asks >= self._study.sampler.stop_asks
+        )
+
+    @property
+    def spent_s(self) -> float:
+        """The seconds that all attempts of the study have taken, confirmations included."""
+        return self._spent_s
+
+    @property
+    def checks(self) -> tuple[int, tuple[str, ...]]:
+        """How many points were booted that were predicted not to fit, and in words which did."""
+        return self._checked, tuple(self._wrong)
+
+    def skips(self) -> Iterator[tuple[Point, str]]:
+        """Yield every point of the space that was never booted, with the reason."""
+        for values in self._study.space.declared():
+            point = Pairs(values)
+            if point in self._booted:
+                continue
+            yield point, self.refusal(point) or "the study ended before its turn"
+
+    def _why_queued(self, point: Point) -> str:
+        known = self._booted.get(point)
+        if known:
+            again = isinstance(known[-1].outcome, Measured)
+            return (
+                "again, on a quieter machine"
+                if again
+                else "again, it failed by no fault of its own"
+            )
+        if point in self._inherited:
+            return f"on the front of the earlier study {self._inherited[point]}"
+        return "a guess of the study" if point in self._guesses else "it was under way before"
+
+    def _why(self, trial: Trial) -> str:
+        """Return what the sampler says of its proposal; note how much it expects of it."""
+        sampler = self._optuna.sampler
+        remaining = getattr(sampler, "remaining_improvement", None)
+        share = self._study.sampler.stop_share
+        if isinstance(remaining, float) and share is not None:
+            self._idle_asks = self._idle_asks + 1 if remaining < share else 0
+        why = getattr(sampler, "why", None)
+        if not callable(why):
+            return f"proposed by {self._study.sampler.name}"
+        try:
+            return str(why(trial.number))
+        except KeyError:
+            return "drawn at random"
+
+    def _to_check(self) -> Point | None:
+        """Return the point that is predicted not to fit by the least, when one is due."""
+        share = self._study.sampler.check_share
+        if not self._bound.failures or share * self.boots < self._checked + 1:
+            return None
+        refused = []
+        for point in itertools.islice(self._study.space.points(), _CHECKED_POINTS):
+            if point in self._booted or not (why := self.refusal(point) or "").startswith(
+                "memory:"
+            ):
+                continue
+            footprint = self._job.engine.footprint(
+                self._job.settings(point), self._job.model(point)
+            )
+            refused.append((footprint.total_bytes, str(point), point, why))
+        if not refused:
+            return None
+        _, _, chosen, why = min(refused)
+        self._checking[chosen] = why
+        self._checked += 1
+        return chosen
 
     def _queued(self, boots: int | None) -> Point | None:
         """Take the next point that waits to be booted, of those that are due after so many boots.
@@ -192,9 +317,20 @@ class Search:
     # --- learning ---------------------------------------------------------------------------
 
     def _learn(self, attempt: Attempt) -> None:
+        self._spent_s += attempt.timings.total_s
         if attempt.confirms is not None:
             return  # measured again after the search, which knows the point already
         self._booted.setdefault(attempt.point, []).append(attempt)
+        if isinstance(attempt.outcome, Measured) and attempt.point in self._checking:
+            # The prediction was wrong: what rests on the same failure may be booted after all.
+            self._wrong.append(
+                f"attempt {attempt.number} works, though {self._checking[attempt.point]}"
+            )
+            self._bound = self._bound.without(
+                self._job.engine.footprint(
+                    self._job.settings(attempt.point), self._job.model(attempt.point)
+                )
+            )
         match attempt.outcome:
             case Infeasible(name=name, finding=finding) if name.is_memory:
                 shortfall = finding.facts.get("shortfall_bytes")
@@ -275,7 +411,7 @@ class Search:
         if point is not None and not self._settled(point) and point not in self._queue:
             self._queue.append(point)
 
-    def _take(self, point: Point) -> Proposal:
+    def _take(self, point: Point, why: str = "") -> Proposal:
         """Return a trial of the storage that stands for a point chosen by us.
 
         The queue is ours and not Optuna's `enqueue_trial`, whose entries `ask` would hand out
@@ -292,7 +428,7 @@ class Search:
             self._optuna.sampler = usual
         assert suggested == point
         self._open[trial.number] = trial, point
-        return Proposal(trial=trial.number, point=point)
+        return Proposal(trial=trial.number, point=point, why=why)
 
     def _suggest(self, trial: Trial) -> Point:
         values: dict[str, Scalar] = {}
@@ -343,6 +479,7 @@ class Search:
             self._tell_infeasible(trial, 1.0)
 
     def _tell(self, trial: Trial, attempt: Attempt) -> None:
+        trial.set_user_attr(EVIDENCE, evidence_of(attempt, self._job).as_json())
         match attempt.outcome:
             case Measured() as measured:
                 trial.set_constraint("works", -1.0)
@@ -369,16 +506,37 @@ class Search:
         self._tell(trial, attempt)
 
     def _fresh(self) -> Point | None:
-        """Return a random point that nothing speaks against."""
+        """Return a point that nothing speaks against: the next of a grid, else a random one."""
         # Reservoir sampling: spaces may be too large to hold, and order must not decide.
         chosen: Point | None = None
         seen = 0
         for point in self._study.space.points():
             if self.refusal(point) is None:
+                if self._study.sampler.name == "grid":
+                    return point
                 seen += 1
                 if self._random.randrange(seen) == 0:
                     chosen = point
         return chosen
+
+
+def _device_memory(study: Study, job: Job) -> float | None:
+    """Return the memory that an engine can take, as far as the study or this machine says."""
+    if study.memory_limit_bytes is not None:
+        return float(study.memory_limit_bytes)
+    if study.device_memory_bytes is not None:
+        return float(study.device_memory_bytes)
+    of_card = job.host.get("gpu_memory_bytes")
+    return float(of_card) if isinstance(of_card, int) else None
+
+
+def _point_here(space: Space, point: Point) -> Point | None:
+    """Return a point of another study as one of this space, None where it is none."""
+    values = {axis.name: point[axis.name] for axis in space.axes if axis.name in point}
+    try:
+        return space.checked(values, "earlier")
+    except SpaceError:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,12 +560,14 @@ def sweep(
     next_number: Callable[[], int],
     recorded: Callable[[Attempt], None],
     comparable: Callable[[Attempt], tuple[str, ...]] = lambda _attempt: (),
+    cards: int = 1,
 ) -> Ended:
     """Ask, boot, record, tell until the budget, the space or the host gives out.
 
     `boot` makes the attempt, `recorded` stores it; only what is stored is told, so a kill at any
     moment loses at most the trial that is running. `comparable` names the conditions in which an
-    attempt differs from those before it; any of them ends the study. A KeyboardInterrupt passes
+    attempt differs from those before it; any of them ends the study. `cards` is how many the engine
+    has, for the budget of hours. A KeyboardInterrupt passes
     through.
     """
     began = time.monotonic()
@@ -417,9 +577,14 @@ def sweep(
         minutes = study.budget.minutes
         if minutes is not None and time.monotonic() - began >= minutes * 60:
             return Ended(why=Stop.MINUTES, boots=boots)
+        hours = study.budget.gpu_hours
+        if hours is not None and search.spent_s * cards / 3600 >= hours:
+            return Ended(why=Stop.GPU_HOURS, boots=boots)
         proposal = search.ask()
         if proposal is None:
             return Ended(why=Stop.EXHAUSTED, boots=boots)
+        if search.converged:
+            return Ended(why=Stop.CONVERGED, boots=boots)
         number = next_number()
         search.booting(proposal, number)
         attempt = boot(proposal, number)

@@ -1,0 +1,158 @@
+"""What a search is told: the evidence of a boot, the roles of axes, what is known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from sweeper.core.acceptance import mean_length, shares
+from sweeper.core.evidence import Evidence, Prior, Role
+from sweeper.core.outcome import Attempt, Infeasible, Measured, kind, name
+from sweeper.core.pairs import Pairs, Scalar, text
+from sweeper.core.space import Axis, Space
+from sweeper.core.typed import FieldError
+from sweeper.engines import Engine, capacity_of, estimated, role_of, shown
+from sweeper.job import MODEL_VARIANT, Job
+
+_ESTIMATES = ("estimated_max_model_len", "largest_proven_tokens")
+"""Facts of a failed boot that say which window would have fitted."""
+
+
+def roles_of(space: Space, engine: Engine) -> dict[str, Role]:
+    """Return what each axis does to the engine: what the first of its settings does that is known.
+
+    An axis that chooses the file of the model chooses its weights.
+    """
+    found = {}
+    for axis in space.axes:
+        if MODEL_VARIANT in axis.sets:
+            found[axis.name] = Role.WEIGHTS
+            continue
+        known = (role_of(engine, setting) for setting in axis.sets)
+        found[axis.name] = next((each for each in known if each is not Role.OTHER), Role.OTHER)
+    return found
+
+
+def evidence_of(attempt: Attempt, job: Job) -> Evidence:
+    """Return what one attempt showed, as far as it came."""
+    try:
+        settings = job.settings(attempt.point)
+    except FieldError:
+        return Evidence(outcome=name(attempt.outcome), kind=kind(attempt.outcome))
+    sizes = shown(job.engine, settings, attempt.engine)
+    draft = _number(sizes, "draft")
+    weights = _number(sizes, "weights", "weights+draft_weights")
+    window = job.engine.context_tokens(settings)
+    cache = _number(sizes, "kv_cache")
+    outcome = attempt.outcome
+    found: dict[str, float | None] = {
+        "weights_bytes": weights,
+        "kv_bytes_per_token": cache / window if cache and window else None,
+        "draft_bytes": draft,
+        "compute_bytes": _number(sizes, "compute"),
+        "graph_bytes": _number(sizes, "graphs"),
+        "kv_pool_tokens": _number(attempt.engine, "kv_pool_tokens"),
+        "boot_s": attempt.timings.boot_s,
+        "total_s": attempt.timings.total_s,
+    }
+    acceptance: tuple[float, ...] = ()
+    if isinstance(outcome, Measured):
+        found["decode_tok_s"] = outcome.decode_tok_s.median
+        found["proven_context_tokens"] = float(outcome.context.window_tokens)
+        length = 1.0
+        if outcome.drafts is not None and outcome.drafts.drafted > 0:
+            acceptance = _falling(shares(outcome.drafts))
+            length = mean_length(outcome.drafts) or 1.0
+        found["step_s"] = length / outcome.decode_tok_s.median
+        phase = None
+    else:
+        facts = outcome.finding.facts
+        phase = outcome.finding.phase.value
+        found["shortfall_bytes"] = _number(facts, "shortfall_bytes")
+        found["estimated_context_tokens"] = _number(facts, *_ESTIMATES)
+    return Evidence(
+        outcome=name(outcome),
+        kind=kind(outcome),
+        phase=phase,
+        # Most engines say what the allocation that failed was short of, not all that was to come.
+        shortfall_at_least=isinstance(outcome, Infeasible),
+        acceptance=acceptance,
+        **{key: value for key, value in found.items() if value is not None and value >= 0},
+    )
+
+
+def prior_of(
+    space: Space,
+    job: Job,
+    *,
+    device_memory_bytes: float | None,
+    earlier: Iterable[Attempt] = (),
+) -> Prior:
+    """Return what is known before any boot: the card, and what the model's own files say.
+
+    What attempts of an earlier study printed of the same model counts instead of what its files
+    say.
+    """
+    roles = roles_of(space, job.engine)
+    weights: dict[str, float] = {}
+    caches: dict[str, float] = {}
+    capacity: float | None = None
+    for axis in space.axes:
+        for value in axis.values:
+            # A point that has all its other axes at their first values stands for the value.
+            point = _point_with(space, axis, value)
+            if point is None:
+                continue
+            try:
+                settings, model = job.settings(point), job.model(point)
+            except FieldError:
+                continue
+            if device_memory_bytes is not None and capacity is None:
+                capacity = capacity_of(job.engine, settings, device_memory_bytes)
+            if roles[axis.name] is Role.WEIGHTS and model.size_bytes > 0:
+                weights[text(value)] = float(model.size_bytes)
+            window = job.engine.context_tokens(settings)
+            if roles[axis.name] is Role.KV_DTYPE and window > 0:
+                cache = estimated(job.engine, settings, model).part("kv_cache")
+                if cache.mean > 0:
+                    caches[text(value)] = cache.mean / window
+    for attempt in earlier:
+        evidence = evidence_of(attempt, job)
+        for axis in space.axes:
+            if axis.name not in attempt.point:
+                continue
+            value = text(attempt.point[axis.name])
+            if value in weights and evidence.weights_bytes is not None:
+                weights[value] = evidence.weights_bytes
+            if value in caches and evidence.kv_bytes_per_token is not None:
+                caches[value] = evidence.kv_bytes_per_token
+    fraction = any(role is Role.MEMORY_FRACTION for role in roles.values())
+    return Prior(
+        capacity_bytes=device_memory_bytes if fraction else capacity,
+        weights_bytes=tuple(weights.items()),
+        kv_bytes_per_token=tuple(caches.items()),
+    )
+
+
+def _point_with(space: Space, axis: Axis, value: Scalar) -> Pairs | None:
+    """Return a point that has this value, with the first value of every other active axis."""
+    values: dict[str, Scalar] = {}
+    for each in space.axes:
+        if each.active(values):
+            values[each.name] = value if each is axis else each.values[0]
+    return Pairs(values) if axis.name in values else None
+
+
+def _number(facts: Mapping[str, Scalar], *names: str) -> float | None:
+    for each in names:
+        value = facts.get(each)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    return None
+
+
+def _falling(found: tuple[float, ...]) -> tuple[float, ...]:
+    """Return shares that never rise and stay within 0 and 1, as counters read apart may not."""
+    result: list[float] = []
+    for share in found:
+        result.append(min(max(share, 0.0), result[-1] if result else 1.0))
+    return tuple(result)
