@@ -155,19 +155,6 @@ class Chromium:
             deadline_s=deadline_s,
         )
 
-    def click(self, find: str) -> None:
-        """Click, as a mouse does, on the element that a JavaScript expression finds."""
-        place = self.wait(
-            "(e => { if (!e) return null; e.scrollIntoView({block: 'center'}); "
-            "const r = e.getBoundingClientRect(); "
-            "return r.width ? [r.x + r.width / 2, r.y + r.height / 2] : null })(" + find + ")"
-        )
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            self.call(
-                "Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1],
-                button="none" if kind == "mouseMoved" else "left", clickCount=1,
-            )  # fmt: skip
-
     def screenshot(self, path: Path) -> None:
         """Write what is to be seen as PNG."""
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,8 +32,8 @@ from sweeper.engines import (
     shown,
 )
 from sweeper.engines.vllm_memory import hybrid_block, request_bytes
-from sweeper.models import described_models
 from sweeper.joining import job_of
+from sweeper.models import described_models
 from sweeper.places import ConfDirs, ConfError, conf_dirs
 from sweeper.plan import leaderboard_plan, leaderboard_text, make_plan, plan_text
 from sweeper.trial import Job

@@ -173,7 +173,7 @@ def test_a_choice_is_explained_and_the_reason_stored() -> None:
     study, sampler = search(0, 8)
     said = sampler.why(7)
     assert study.trials[7].system_attrs[WHY] == said
-    for words in ("tok/s expected", "at context", "likely to work", "memory to spare"):
+    for words in ("tok/s expected", "tokens of context", "likely to work", "memory to spare"):
         assert words in said
 
 

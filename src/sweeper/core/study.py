@@ -69,8 +69,8 @@ class Study:
     made under other conditions (another driver, another version of the engine).
     `device_memory_bytes` is what an engine can take of the card, for judging what fits before any
     boot; with `unified_memory` the processor takes its share of the same. `objectives` are the
-    first two or all of OBJECTIVES, each to be maximised. `warm_start` names earlier studies that the
-    search may learn from; True: all beside it of the same model on the same machine.
+    first two or all of OBJECTIVES, each to be maximised. `warm_start` names earlier studies that
+    the search may learn from; True: all beside it of the same model on the same machine.
     """
 
     name: str

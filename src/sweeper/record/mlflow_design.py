@@ -386,7 +386,7 @@ def _trials_view(axes: Sequence[str]) -> dict[str, Any]:
                 "deleted": False, "isGenerated": False, "columns": columns, "cardHeight": 420,
             }
             for uuid, words, columns in (
-                ("front", "The front: decode speed against context proven with real tokens", 2),
+                ("front", "The front: decode speed against proven context", 2),
                 ("search", "The search: figures of each attempt, by its number", 2),
                 ("axes", "What the axes did", 1),
             )

@@ -36,7 +36,8 @@ def ui_command(uri: str, port: int) -> tuple[tuple[str, ...], dict[str, str]]:
         "--host", "127.0.0.1",
         "--port", str(port),
         "--workers", "1",
-        "--uvicorn-opts", "--log-level warning",
+        # Ctrl-C reaches the server twice, from the terminal and from MLflow: it complains of that.
+        "--uvicorn-opts", "--log-level critical --timeout-graceful-shutdown 1",
     )  # fmt: skip
     return command, {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",

@@ -291,9 +291,16 @@ class EngineObjectives(Objectives):
         measured = len(self.rows)
         basis = f"from {measured} measured" if measured else "nothing measured yet"
         return (
-            f"{np.exp(mean[0]):.4g} tok/s expected ({low:.3g} to {high:.3g}, {basis}) "
-            f"at context {tokens}"
+            f"{_figure(np.exp(mean[0]))} tok/s expected ({_figure(low)} to {_figure(high)}, "
+            f"{basis}) at {tokens:,} tokens of context"
         )
+
+
+def _figure(value: float) -> str:
+    """Return a number as people write it: of a large one no digits after the point."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3g}"
 
 
 class PlainObjectives(Objectives):
@@ -434,7 +441,7 @@ class PlainObjectives(Objectives):
         for index, process in enumerate(self._processes):
             mean, sd = process.predict(row[None, :])
             scale, centre = float(self._scale[index]), float(self._centre[index])
-            parts.append(f"{mean[0] * scale + centre:.4g} +- {sd[0] * scale:.2g}")
+            parts.append(f"{_figure(mean[0] * scale + centre)} ± {_figure(sd[0] * scale)}")
         return f"expected {', '.join(parts)} from {len(self.rows)} measured"
 
 
@@ -575,7 +582,7 @@ class FrontierModel:
             margin, sd = memory.margin_bytes(row[None, :])
             ended = len(memory.rests_on)
             words.append(
-                f"memory to spare {margin[0] / 2**30:.2f} +- {sd[0] / 2**30:.2f} GiB"
+                f"memory to spare {margin[0] / 2**30:.2f} ± {sd[0] / 2**30:.2f} GiB"
                 + (f" after {ended} endings for lack of it" if ended else "")
             )
         if self.feasibility.suspicions.informed:

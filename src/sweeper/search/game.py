@@ -91,7 +91,7 @@ class Player:
                 case "nsga2":
                     return NSGAIISampler(seed=seed, population_size=16)
                 case "qmc":
-                    return QMCSampler(seed=seed)
+                    return QMCSampler(seed=seed, warn_independent_sampling=False)
                 case "random" | "grid":
                     return RandomSampler(seed=seed)
         raise ValueError(f"there is no sampler called {name}")
