@@ -210,7 +210,7 @@ class AssumedSchema:
 
 @dataclass
 class PlanSchema:
-    points: int = 5
+    points: int = 10
     png: str | None = None
     assumed: AssumedSchema = field(default_factory=AssumedSchema)
 

@@ -73,8 +73,10 @@ def evidence_of(attempt: Attempt, job: Job) -> Evidence:
         outcome=name(outcome),
         kind=kind(outcome),
         phase=phase,
-        # Most engines say what the allocation that failed was short of, not all that was to come.
-        shortfall_at_least=isinstance(outcome, Infeasible),
+        # Most engines say what the allocation that failed was short of, not all that was to come;
+        # one that says how much it has for its cache knows the rest already.
+        shortfall_at_least=isinstance(outcome, Infeasible)
+        and "kv_available_bytes" not in outcome.finding.facts,
         acceptance=acceptance,
         **{key: value for key, value in found.items() if value is not None and value >= 0},
     )

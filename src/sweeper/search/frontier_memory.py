@@ -17,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
 
 from sweeper.core.evidence import Evidence, Prior, Role
 from sweeper.core.pairs import Scalar, text
 from sweeper.search.frontier_space import CodedSpace, Codes, Floats
+from sweeper.search.normal import log_ndtr, ndtr
 
 GIB = float(2**30)
 _SIGN_SD = 0.05

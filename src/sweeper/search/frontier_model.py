@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from sweeper.core.evidence import Evidence, Prior, Role
 from sweeper.core.launch import Phase
@@ -15,6 +14,7 @@ from sweeper.search.frontier_memory import INSIDE, OUTSIDE, MemoryModel
 from sweeper.search.frontier_space import CodedSpace, Codes, Floats
 from sweeper.search.frontier_speed import Process, Speed, axis_tables, kept
 from sweeper.search.frontier_support import UNSUPPORTED, Suspicions
+from sweeper.search.normal import ndtr
 
 _SCREENED = 1000
 _NEGLIGIBLE = 1e-3
