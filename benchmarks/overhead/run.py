@@ -144,6 +144,12 @@ def start(arguments: list[str], times: int, folder: Path) -> dict[str, Any]:
     }
 
 
+SHIPPED = (
+    "qwen35b_mtp", "nemotron_elastic_nvfp4", "qwen27b_mtp", "nemotron3_nano_spark",
+    "gemma4_26b_awq", "qwen27b_dense_mtp", "beellama_27b_dflash", "leaderboard_24g",
+)  # fmt: skip
+
+
 def main() -> None:
     """Measure both and write them as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -165,6 +171,11 @@ def main() -> None:
                 ["plan", "+study=fake_demo", f"studies_dir={folder}/studies"],
                 ["show", "+study=fake_demo", f"studies_dir={folder}/studies"],
             )
+        ]
+        # Planned without their weights and without a card: the larger spaces that ship.
+        starts += [
+            start(["plan", f"+study={each}", f"studies_dir={folder}/studies"], 3, folder)
+            for each in SHIPPED
         ]
     studies = []
     for tracking in ("off", "local"):

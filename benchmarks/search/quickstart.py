@@ -58,6 +58,11 @@ def main(repeats: int, boots: int) -> None:
                 runs[sampler].append(attempts)
                 bad = sum(isinstance(each.outcome, Infeasible) for each in attempts)
                 print(f"{sampler}, repeat {repeat + 1}: {bad} of {len(attempts)} infeasible")
+            # After each repeat, so that a run that is stopped leaves its figures.
+            _write(runs, boots)
+
+
+def _write(runs: dict[str, list[list[Attempt]]], boots: int) -> None:
     measured = [
         each.outcome
         for several in runs.values()
@@ -69,6 +74,7 @@ def main(repeats: int, boots: int) -> None:
         0.5 * max(each.decode_tok_s.median for each in measured),
         math.log2(min(each.context.window_tokens for each in measured)) - 1,
     )
+    repeats = min(len(several) for several in runs.values())
     result: dict[str, Any] = {"repeats": repeats, "boots": boots, "reference": reference}
     for sampler, several in runs.items():
         fronts = [
@@ -94,7 +100,6 @@ def main(repeats: int, boots: int) -> None:
             "fronts": fronts,
         }
     (HERE / "quickstart.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({each: result[each]["infeasible"] for each in SAMPLERS}))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -101,16 +100,13 @@ def planned(study: str, *overrides: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_a_study_is_planned_anywhere_in_less_than_two_seconds(study: str) -> None:
-    load([f"study={study}"], shipped())  # what is imported once is not the study's
-    began = time.process_time()
+def test_a_study_is_planned_anywhere_without_its_weights(study: str) -> None:
     plan = planned(study)
     text = plan_text(plan)
-    assert time.process_time() - began < 2
     assert plan["points_left"] == sum(plan["points_by_fit"].values()) > 0
     assert plan["points_declared"] == plan["points_left"] + sum(plan["points_out_by_rule"].values())
     assert all(plan["points_out_by_rule"].values()), "a rule that rules nothing out"
-    assert len(plan["first"]) == 5
+    assert len(plan["first"]) == 10
     for each in plan["first"]:
         assert each["command"]
         assert "kv_cache" in each["memory_parts_bytes"]
@@ -701,9 +697,7 @@ def test_a_leaderboard_is_shown_and_not_run(capsys: pytest.CaptureFixture[str]) 
 def test_its_plan_is_that_of_its_studies(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", f"+study={BOARD}"]) == OK
     assert "plan +study=qwen35b_mtp" in capsys.readouterr().out
-    began = time.process_time()
     assert main(["plan", f"+study={BOARD}", "output=json"]) == OK
-    assert time.process_time() - began < 2
     plan = json.loads(capsys.readouterr().out)
     assert [each["engine"] for each in plan["studies"]].count("vllm") == 3
     for each in plan["studies"]:
