@@ -765,7 +765,7 @@ def _typed(
         words = str(error.msg or error).splitlines()[0]
         if key == "study":
             words = "its first line must be `# @package _global_`, and it must be a mapping"
-        elif not key and (group := _group_given(sources.overrides)) is not None:
+        elif not key and (group := _group_given(config)) is not None:
             key, first = group
             words = f"is a group of settings: write {key}.{first}=..."
         elif key in _REPLACED:
@@ -779,17 +779,14 @@ def _typed(
     return typed
 
 
-def _group_given(overrides: Sequence[str]) -> tuple[str, str] | None:
-    """Return the group of settings that an override takes for a single one, and its first key."""
-    groups = {
-        each.name: each.default_factory
-        for each in dataclasses.fields(Schema)
-        if dataclasses.is_dataclass(each.default_factory)
-    }
-    for override in overrides:
-        name = override.lstrip("+~").split("=", 1)[0]
-        if name in groups and name not in GROUPS:
-            return name, dataclasses.fields(groups[name])[0].name  # type: ignore[arg-type]
+def _group_given(config: DictConfig) -> tuple[str, str] | None:
+    """Return the group of settings that is given a single value, and its first key."""
+    for each in dataclasses.fields(Schema):
+        group = each.default_factory
+        if not dataclasses.is_dataclass(group) or each.name not in config:
+            continue
+        if not isinstance(OmegaConf.select(config, each.name), DictConfig):
+            return each.name, dataclasses.fields(group)[0].name
     return None
 
 

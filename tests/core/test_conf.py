@@ -339,7 +339,7 @@ FILE = "(in conf/study/mine.yaml)"
         ("budget: {minutes: .nan}\n", ["budget.minutes: must be more than 0, got nan"]),
         ("budget: {boot: 3}\n", ["budget.boot: unknown key (did you mean boots?)"]),
         ("sampler: {name: tpee}\n", ["sampler.name: tpee is not one of frontier, tpe, nsga2"]),
-        ("sampler: tpe\n", ["sampler: "]),
+        ("sampler: tpe\n", ["sampler: is a group of settings: write sampler.name=..."]),
         ("retries: -1\n", ["retries: must be at least 0, got -1"]),
         ("workload: {runs: 3}\n", ["workload.runs: no longer exists", "workload.repeats.least"]),
         ("workload: {repeats: {least: 0}}\n", ["workload.repeats.least: must be at least 1"]),

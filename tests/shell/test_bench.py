@@ -197,6 +197,15 @@ def test_silence_is_told_from_a_lost_connection(engine: Engine, streams: int) ->
     assert made.trouble is RequestTrouble.SILENCE
 
 
+@pytest.fixture
+def hearing_ctrl_c() -> Iterator[None]:
+    """Hear Ctrl-C: a shell that runs the tests in the background has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hearing_ctrl_c")
 def test_ctrl_c_ends_a_round_and_leaves_nothing_behind(engine: Engine) -> None:
     log: list[str] = []
     url = engine(log, ending="hang-serving")
