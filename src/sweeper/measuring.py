@@ -199,18 +199,25 @@ class Session:
 
     def _answers(self, client: Client, server: Server | Attached) -> list[str] | Failure:
         """Return the greedy answers to the guard's questions, or that they are broken."""
-        answers: list[str] = []
-        for question in GREEDY_PROMPTS:
-            self._watch(Progress(stage="guard", detail=f"question {len(answers) + 1}"))
-            sample = self._greedy(client, question)
-            if isinstance(sample, RequestFailure):
-                if sample.trouble is RequestTrouble.CONTEXT_EXCEEDED:
-                    return []  # a window too small for a sentence is asked nothing
-                return self._failed(sample, server, Purpose.GUARD)
-            self.samples.append(sample)
-            answers.append(sample.text)
+        answers = self._asked(client)
+        if isinstance(answers, RequestFailure):
+            if answers.trouble is RequestTrouble.CONTEXT_EXCEEDED:
+                return []  # a window too small for a sentence is asked nothing
+            return self._failed(answers, server, Purpose.GUARD)
         if (why := collapsed(answers)) is not None:
             return self._unfit(UnfitName.GARBAGE_OUTPUT, why)
+        return answers
+
+    def _asked(self, client: Client, when: str = "") -> list[str] | RequestFailure:
+        """Ask every question of the guard and return the answers."""
+        answers: list[str] = []
+        for number, question in enumerate(GREEDY_PROMPTS, start=1):
+            self._watch(Progress(stage="guard", detail=f"question {number}{when}"))
+            sample = self._greedy(client, question)
+            if isinstance(sample, RequestFailure):
+                return sample
+            self.samples.append(sample)
+            answers.append(sample.text)
         return answers
 
     def _greedy(self, client: Client, question: str) -> Sample | RequestFailure:
@@ -266,14 +273,9 @@ class Session:
         self, client: Client, server: Server | Attached, answers: Sequence[str], quality: Quality
     ) -> Quality | Failure:
         """Ask the questions of the beginning again: what collapsed under load must not win."""
-        again: list[str] = []
-        for question in GREEDY_PROMPTS:
-            self._watch(Progress(stage="guard", detail=f"question {len(again) + 1} once more"))
-            sample = self._greedy(client, question)
-            if isinstance(sample, RequestFailure):
-                return self._failed(sample, server, Purpose.GUARD)
-            self.samples.append(sample)
-            again.append(sample.text)
+        again = self._asked(client, " once more")
+        if isinstance(again, RequestFailure):
+            return self._failed(again, server, Purpose.GUARD)
         if (why := collapsed(again)) is not None:
             return self._unfit(
                 UnfitName.GARBAGE_OUTPUT, f"sound at first, but after the measurement {why}"

@@ -19,8 +19,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from sweeper.core.architecture import value_bits
 from sweeper.core.evidence import Role
 from sweeper.core.launch import Death, Ended, Launch, Phase
@@ -61,6 +59,7 @@ from sweeper.engines.llamacpp_log import (
     read,
     speculation_was_wanted,
 )
+from sweeper.engines.metrics import draft_counters
 
 KV_BITS: dict[str, float] = {
     "f32": 32, "f16": 16, "bf16": 16,
@@ -474,25 +473,7 @@ class LlamaCpp:
 
     def draft_counters(self, metrics: str) -> DraftCounters | None:
         """Return speculation's counters; None for a server that is too old to have them."""
-        values: dict[str, float] = {}
-        positions: dict[int, float] = {}
-        for family in text_string_to_metric_families(metrics):
-            for sample in family.samples:
-                short = sample.name.removeprefix("llamacpp:").removesuffix("_total")
-                if short == "spec_decode_num_accepted_tokens_per_pos":
-                    positions[int(sample.labels["position"])] = sample.value
-                else:
-                    values[short] = sample.value
-        if "spec_decode_num_drafts" not in values:
-            return None
-        return DraftCounters(
-            steps=int(values["spec_decode_num_drafts"]),
-            drafted=int(values.get("spec_decode_num_draft_tokens", 0)),
-            accepted=int(values.get("spec_decode_num_accepted_tokens", 0)),
-            accepted_per_position=tuple(
-                int(positions.get(i, 0)) for i in range(max(positions, default=-1) + 1)
-            ),
-        )
+        return draft_counters(metrics, "llamacpp:")
 
 
 def _flags(settings: LlamaCppSettings, model: ModelFacts, port: int) -> tuple[str, ...]:

@@ -51,6 +51,7 @@ from sweeper.engines import (
     no_draft_layers,
     vllm_memory,
 )
+from sweeper.engines.metrics import draft_counters
 
 GIB = 2**30
 
@@ -606,26 +607,7 @@ class Vllm:
 
     def draft_counters(self, metrics: str) -> DraftCounters | None:
         """Return speculation's counters, summed over engines; None where there are none."""
-        values: dict[str, float] = {}
-        positions: dict[int, float] = {}
-        for family in text_string_to_metric_families(metrics):
-            for sample in family.samples:
-                short = sample.name.removeprefix("vllm:").removesuffix("_total")
-                if short == "spec_decode_num_accepted_tokens_per_pos":
-                    at = int(sample.labels["position"])
-                    positions[at] = positions.get(at, 0) + sample.value
-                elif short.startswith("spec_decode_num_"):
-                    values[short] = values.get(short, 0) + sample.value
-        if "spec_decode_num_drafts" not in values:
-            return None
-        return DraftCounters(
-            steps=int(values["spec_decode_num_drafts"]),
-            drafted=int(values.get("spec_decode_num_draft_tokens", 0)),
-            accepted=int(values.get("spec_decode_num_accepted_tokens", 0)),
-            accepted_per_position=tuple(
-                int(positions.get(i, 0)) for i in range(max(positions, default=-1) + 1)
-            ),
-        )
+        return draft_counters(metrics, "vllm:")
 
     def _draft_model(self, settings: VllmSettings, model: ModelFacts) -> str | None:
         if settings.spec_model is not None:
