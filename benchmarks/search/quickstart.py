@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.core.front import hypervolume
-from sweeper.core.outcome import Attempt, Infeasible, Measured
+from sweeper.core.outcome import Attempt, Infeasible, Measured, name
 from sweeper.core.standing import front_among
 from sweeper.record.attempts import Attempts
 
@@ -98,8 +98,22 @@ def _write(runs: dict[str, list[list[Attempt]]], boots: int) -> None:
             "hypervolume": volumes,
             "hypervolume_median": statistics.median(volumes),
             "fronts": fronts,
+            "boots": [[_boot(each) for each in attempts] for attempts in several],
         }
     (HERE / "quickstart.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _boot(attempt: Attempt) -> dict[str, Any]:
+    """What one boot was and gave: all that another reading of the runs needs."""
+    outcome = attempt.outcome
+    if isinstance(outcome, Measured):
+        gave = {
+            "decode_tok_s": outcome.decode_tok_s.median,
+            "context_tokens": outcome.context.window_tokens,
+        }
+    else:
+        gave = {"ending": name(outcome)}
+    return {"point": dict(attempt.point), **gave}
 
 
 if __name__ == "__main__":

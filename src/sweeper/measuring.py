@@ -273,6 +273,8 @@ class Session:
         self, client: Client, server: Server | Attached, answers: Sequence[str], quality: Quality
     ) -> Quality | Failure:
         """Ask the questions of the beginning again: what collapsed under load must not win."""
+        if not answers:
+            return quality  # the window was too small for them at the beginning as well
         again = self._asked(client, " once more")
         if isinstance(again, RequestFailure):
             return self._failed(again, server, Purpose.GUARD)

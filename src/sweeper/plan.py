@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sweeper.conf import Assumed, Leaderboard, Loaded, outline
@@ -42,6 +43,8 @@ def make_plan(loaded: Loaded, attempts: Sequence[Attempt]) -> dict[str, Any]:
     device = study.device_memory_bytes
     stated = (each for each in (device, study.memory_limit_bytes) if each is not None)
     available = min(stated, default=None)
+    unweighed = _unweighed(models) if not attempts else []
+    judged = None if unweighed else device
     overhead = _overhead(attempts)
 
     by_rule = {rule.reason: 0 for rule in study.space.rules}
@@ -59,8 +62,8 @@ def make_plan(loaded: Loaded, attempts: Sequence[Attempt]) -> dict[str, Any]:
         reason = search.refusal(point)
         if reason is None:
             left += 1
-            if device is not None:
-                fit[_fit(need_of(job, point, device, learnt)[1].fits)] += 1
+            if judged is not None:
+                fit[_fit(need_of(job, point, judged, learnt)[1].fits)] += 1
             continue
         short = reason.split(",", 1)[0] if reason.startswith("booted") else reason
         reasons[short] = reasons.get(short, 0) + 1
@@ -82,8 +85,8 @@ def make_plan(loaded: Loaded, attempts: Sequence[Attempt]) -> dict[str, Any]:
             "memory_parts_bytes": dict(footprint.parts),
             "memory_needed_bytes": round(footprint.total_bytes + (overhead or 0)),
         }
-        if device is not None:
-            needs, beyond = need_of(job, point, device, learnt)
+        if judged is not None:
+            needs, beyond = need_of(job, point, judged, learnt)
             each |= {
                 "memory_parts_bytes": {name: round(size.mean) for name, size in needs.parts},
                 "memory_needed_bytes": round(needs.mean),
@@ -100,12 +103,13 @@ def make_plan(loaded: Loaded, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "model": study.model_name,
         "hardware": study.hardware_name,
         "problems": problems,
-        "notes": _notes(loaded, models),
+        "weights_known": not unweighed,
+        "notes": [*unweighed, *_notes(loaded, models)],
         "points_declared": declared,
         "points_out_by_rule": by_rule,
         "points_out_by_boots": reasons,
         "points_left": left,
-        "points_by_fit": None if device is None else fit,
+        "points_by_fit": None if judged is None else fit,
         "boots_done": search.boots,
         "boots_budget": study.budget.boots,
         "memory_available_bytes": available_bytes() if available is None else available,
@@ -356,6 +360,17 @@ def leaderboard_text(plan: dict[str, Any]) -> str:
                 f"   measures {', '.join(each['workloads'])}: run it with also=[{plan['workload']}]"
             )
     return "\n".join(lines)
+
+
+def _unweighed(models: Mapping[str | None, ModelFacts]) -> list[str]:
+    """Return of which models not even the size is known, so that what fits cannot be said."""
+    return [
+        f"the size of {model.name} is not known, so that all memory below is without its weights "
+        "and what fits cannot be told: model.path names its file, model.facts.weights_bytes its "
+        "size"
+        for model in models.values()
+        if not model.size_bytes and not Path(model.path).exists()
+    ]
 
 
 def _explained(failure: Failure) -> str:

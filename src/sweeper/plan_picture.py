@@ -43,6 +43,7 @@ class Region:
     cells: Mapping[Cell, Seen]
     marks: tuple[tuple[Cell, str], ...]
     available_bytes: float
+    weights_known: bool = True
 
 
 def region_of(loaded: Loaded, plan: Mapping[str, Any], attempts: Sequence[Attempt]) -> Region:
@@ -79,7 +80,14 @@ def region_of(loaded: Loaded, plan: Mapping[str, Any], attempts: Sequence[Attemp
         if (cell := _cell(each["point"], x, y, xs, ys)) is not None
     ]
     return Region(
-        x=x, y=y, xs=xs, ys=ys, cells=cells, marks=tuple(marks), available_bytes=available
+        x=x,
+        y=y,
+        xs=xs,
+        ys=ys,
+        cells=cells,
+        marks=tuple(marks),
+        available_bytes=available,
+        weights_known=plan["weights_known"],
     )
 
 
@@ -260,7 +268,8 @@ def _plain(value: Scalar) -> str:
 
 def picture_words(region: Region) -> str:
     """Return what the picture shows, in a line below its title."""
+    lacks = "" if region.weights_known else ", the weights not counted: their size is not known"
     return (
         f"{region.available_bytes / 2**30:.2f} GiB of memory; in each cell: how many points likely "
-        "fit, of those that no rule forbids"
+        f"fit, of those that no rule forbids{lacks}"
     )

@@ -116,13 +116,39 @@ _NUMBERS = tuple(
 )
 
 
+COMPONENTS = ("weights", "kv", "draft", "compute", "graphs", "overhead")
+"""What a search tells apart of the memory of a point."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one point is thought to need of memory before any boot.
+
+    `point` maps the names of its active axes to values as text. `parts` are components of
+    `COMPONENTS`, each with the mean and the standard deviation of its size in bytes.
+    """
+
+    point: tuple[tuple[str, str], ...]
+    parts: tuple[tuple[str, float, float], ...]
+
+    def __post_init__(self) -> None:
+        for component, mean, spread in self.parts:
+            if component not in COMPONENTS:
+                raise ValueError(f"{component} is none of {', '.join(COMPONENTS)}")
+            if not all(math.isfinite(each) and each >= 0 for each in (mean, spread)):
+                raise ValueError(f"{component} must be finite and at least 0: {mean!r}, {spread!r}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
     """What is known before any boot, from the card and from the model's own files.
 
-    Every part may be missing. The mappings go from the text of an axis value to bytes.
+    Every part may be missing. The mappings go from the text of an axis value to bytes. `needs` are
+    examples of what points need: some hundred, drawn from all over the space, tell how each axis
+    moves each component, and how sure that is.
     """
 
     capacity_bytes: float | None = None
     weights_bytes: tuple[tuple[str, float], ...] = ()
     kv_bytes_per_token: tuple[tuple[str, float], ...] = ()
+    needs: tuple[Need, ...] = ()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping
 
 from sweeper.core.acceptance import mean_length, shares
-from sweeper.core.evidence import Evidence, Prior, Role
+from sweeper.core.evidence import Evidence, Need, Prior, Role
 from sweeper.core.outcome import Attempt, Infeasible, Measured, kind, name
 from sweeper.core.pairs import Pairs, Scalar, text
 from sweeper.core.space import Axis, Space
@@ -15,6 +17,19 @@ from sweeper.job import MODEL_VARIANT, Job
 
 _ESTIMATES = ("estimated_max_model_len", "largest_proven_tokens")
 """Facts of a failed boot that say which window would have fitted."""
+_EXAMPLES = 200
+"""How many points are asked what they need, so that it is known what moves what."""
+_COMPONENTS = {
+    "weights": "weights",
+    "kv_cache": "kv",
+    "state": "kv",
+    # Logits of each token that is verified: what a longer draft costs.
+    "output": "draft",
+    "compute": "compute",
+    "workspace": "compute",
+    "graphs": "graphs",
+}
+"""The components of an estimate, as a search tells them apart; `draft_...` are of the draft."""
 
 
 def roles_of(space: Space, engine: Engine) -> dict[str, Role]:
@@ -132,7 +147,47 @@ def prior_of(
         capacity_bytes=device_memory_bytes if fraction else capacity,
         weights_bytes=tuple(weights.items()),
         kv_bytes_per_token=tuple(caches.items()),
+        needs=tuple(_needs(space, job)),
     )
+
+
+def _needs(space: Space, job: Job) -> Iterator[Need]:
+    """Yield what some points of all corners of a space are thought to need."""
+    chance = random.Random(0)  # noqa: S311 - not for secrets
+    asked: set[Pairs] = set()
+    for _ in range(_EXAMPLES):
+        values: dict[str, Scalar] = {}
+        for axis in space.axes:
+            if axis.active(values):
+                values[axis.name] = chance.choice(axis.values)
+        point = Pairs(values)
+        if point in asked or space.refused_by(values) is not None:
+            continue
+        asked.add(point)
+        try:
+            model = job.model(point)
+            estimate = estimated(job.engine, job.settings(point), model)
+        except (FieldError, LookupError):
+            continue
+        sizes: dict[str, tuple[float, float]] = {}
+        for part, size in estimate.parts:
+            component = _component(part)
+            mean, spread = sizes.get(component, (0.0, 0.0))
+            # No size is negative: one that may be far more is not as likely to be far less.
+            sure = min(size.spread, size.mean) if size.mean > 0 else size.spread
+            sizes[component] = mean + size.mean, math.hypot(spread, sure)
+        if not model.size_bytes:
+            sizes.pop("weights", None)  # nobody said how large they are
+        yield Need(
+            point=tuple((axis, text(value)) for axis, value in values.items()),
+            parts=tuple((each, mean, spread) for each, (mean, spread) in sizes.items()),
+        )
+
+
+def _component(part: str) -> str:
+    if part.startswith("draft"):
+        return "draft"
+    return _COMPONENTS.get(part, "overhead")
 
 
 def _point_with(space: Space, axis: Axis, value: Scalar) -> Pairs | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweeper.core.evidence import Evidence, Prior, Role
+from sweeper.core.evidence import COMPONENTS, Evidence, Prior, Role
 from sweeper.core.pairs import Scalar, text
 from sweeper.search.frontier_space import CodedSpace, Codes, Floats
 from sweeper.search.normal import log_ndtr, ndtr
@@ -34,6 +34,8 @@ _DISCREPANCY = 0.05
 INSIDE = frozenset({"oom_weights", "oom_draft_head", "oom_kv_cache"})
 OUTSIDE = frozenset({"oom_activation_profiling", "oom_cudagraph_capture", "oom_compute"})
 """Endings beyond the planned budget, where a memory fraction plans; else they are inside it."""
+RUNTIME = "oom_runtime"
+"""What ran out serving a request: as OUTSIDE, where that is for lack of memory altogether."""
 
 _OFF = frozenset({"none", "off", "no", "null", "false", "0", "", "disabled", "eager"})
 
@@ -41,8 +43,9 @@ _OFF = frozenset({"none", "off", "no", "null", "false", "0", "", "disabled", "ea
 class LinearBelief:
     """A Gaussian over the coefficients of linear forms, updated one observation at a time."""
 
-    def __init__(self, mean: Floats, sd: Floats) -> None:
-        """Start from independent coefficients."""
+    def __init__(self, mean: Floats, sd: Floats, sign_sd: float = _SIGN_SD) -> None:
+        """Start from independent coefficients; `sign_sd` blurs where a sign changes."""
+        self._sign_sd = sign_sd
         self.mean = mean.astype(np.float64)
         self.cov = np.diag(np.square(sd.astype(np.float64)))
 
@@ -65,7 +68,7 @@ class LinearBelief:
         """Learn only on which side of `than` the form lies."""
         sign = 1.0 if above else -1.0
         gain = self.cov @ row
-        sd = math.sqrt(float(row @ gain) + _SIGN_SD**2)
+        sd = math.sqrt(float(row @ gain) + self._sign_sd**2)
         z = sign * (float(row @ self.mean) - than) / sd
         # phi(z) / Phi(z), through logarithms: far on the wrong side both vanish.
         ratio = math.exp(-0.5 * z * z - 0.5 * math.log(2 * math.pi) - float(log_ndtr(z)))
@@ -83,19 +86,63 @@ class _Feature:
     sd: float
 
 
+def _variances(x: Floats, spread: Floats, start: Floats) -> Floats:
+    """Return variances of independent coefficients by which rows of `x` are as unsure as said.
+
+    Maximum likelihood of variance components by multiplicative updates (Fevotte et al. 2009,
+    "Nonnegative matrix factorization with the Itakura-Saito divergence"): what matters is by which
+    factor a spread is missed, so that a huge one does not set those of all others.
+    """
+    squares = x * x
+    wanted = np.maximum(spread, 1e-3 * float(spread.max(initial=1e-9))) ** 2
+    found = start.copy()
+    for _ in range(40):
+        implied = np.maximum(squares @ found, 1e-18)
+        down = squares.T @ (1 / implied)
+        up = squares.T @ (wanted / implied**2)
+        found = found * np.sqrt(np.divide(up, down, out=np.ones_like(up), where=down > 0))
+    return found
+
+
 class _Form:
     """The features of one margin, and the belief to start from."""
 
-    def __init__(self, features: list[_Feature]) -> None:
+    def __init__(self, features: list[_Feature], unit: float) -> None:
         self.features = features
         self.blocks = np.array([each.block for each in features])
+        self._unit = unit
+        # What nobody said anything of is as large as usual, unless the device itself is small.
+        scale = np.where(np.isin(self.blocks, _OF_THEIR_OWN_SIZE), 1.0, unit)
+        self._mean = np.array([each.mean for each in features]) * scale
+        self._sd = np.array([each.sd for each in features]) * scale
 
     def belief(self) -> LinearBelief:
         """Return the belief before anything was seen."""
-        return LinearBelief(
-            np.array([each.mean for each in self.features]),
-            np.array([each.sd for each in self.features]),
-        )
+        return LinearBelief(self._mean, self._sd, _SIGN_SD * self._unit)
+
+    def fit(self, codes: Codes, parts: list[dict[str, tuple[float, float]]]) -> None:
+        """Start from what these points are thought to need, with as much doubt as that has.
+
+        `parts` are mean and spread in GiB of each component of each point. The coefficients of a
+        component follow by least squares, and so do their spreads; these are never much smaller
+        than is usual, for examples tell only of what whoever made them knew of.
+        """
+        rows = -self.rows(codes)
+        for block in COMPONENTS:
+            told = [index for index, each in enumerate(parts) if block in each]
+            columns = np.flatnonzero(self.blocks == block)
+            if not told or not len(columns):
+                continue
+            x = rows[told][:, columns]
+            mean = np.array([parts[index][block][0] for index in told])
+            spread = np.array([parts[index][block][1] for index in told])
+            usual = np.maximum(self._sd[columns], 1e-6 * self._unit)
+            noise = 0.01 * mean + 0.002 * self._unit
+            weighted = x / noise[:, None]
+            precision = weighted.T @ weighted + np.diag(1 / usual**2)
+            self._mean[columns] = np.linalg.solve(precision, weighted.T @ (mean / noise))
+            least = (_LEAST_DOUBT * usual) ** 2
+            self._sd[columns] = np.sqrt(np.maximum(_variances(x, spread, usual**2), least))
 
     def rows(self, codes: Codes) -> Floats:
         """Return the features of points, each with the sign it has in the margin."""
@@ -112,6 +159,13 @@ class _Form:
         return np.where(np.isin(self.blocks, blocks), row, 0.0)
 
 
+_OF_THEIR_OWN_SIZE = ("budget", "rest", "weights", "kv", "slots")
+"""Blocks whose sizes follow from the device and from the model, not from what is usual."""
+_LEAST_DOUBT = 0.25
+_SMALL_GIB = 8.0
+"""A device below which all that is merely usual is thought to be smaller too:"""
+_SMALLEST = 0.15
+"""by this at most. What is no sum of components does not shrink with the device."""
 _ALWAYS = ("budget", "overhead")
 _EVERYTHING = (*_ALWAYS, "weights", "kv", "slots", "compute", "draft", "graphs")
 
@@ -192,8 +246,10 @@ class MemoryModel:
         # Without a role there is nothing to say a priori: the general classifier has the word.
         self.informed = bool(space.of_role(Role.WEIGHTS, Role.CONTEXT, Role.MEMORY_FRACTION))
         builder = _Builder(space, prior)
-        self._inside = _Form(builder.inside())
-        self._outside = _Form(builder.outside()) if self._two_sided else None
+        self._unit = min(max(builder.capacity / _SMALL_GIB, _SMALLEST), 1.0)
+        self._inside = _Form(builder.inside(), self._unit)
+        self._outside = _Form(builder.outside(), self._unit) if self._two_sided else None
+        self._begin_with(prior)
         self._beliefs = [self._inside.belief() for _ in _READINGS]
         self._odds = np.log(
             [each.planned if self._two_sided else each.staged for each in _READINGS]
@@ -202,6 +258,27 @@ class MemoryModel:
         self._surprises: list[float] = []
         self._fitted, self._tried, self._evidence = 0, 0, 0.0
         self.rests_on: list[int] = []
+
+    def _begin_with(self, prior: Prior) -> None:
+        axes = self._space.axes
+        codes, parts = [], []
+        for need in prior.needs:
+            point = dict(need.point)
+            texts = [[text(value) for value in axis.values] for axis in axes]
+            if any(
+                axis.name in point and point[axis.name] not in known
+                for axis, known in zip(axes, texts, strict=True)
+            ):
+                continue  # of another space
+            codes.append(
+                [
+                    known.index(point[axis.name]) if axis.name in point else axis.size
+                    for axis, known in zip(axes, texts, strict=True)
+                ]
+            )
+            parts.append({block: (mean / GIB, sd / GIB) for block, mean, sd in need.parts})
+        if codes:
+            self._inside.fit(np.array(codes, dtype=np.int16), parts)
 
     # --- predictions ----------------------------------------------------------------------------
 
@@ -213,7 +290,7 @@ class MemoryModel:
     def probable(self, rows: tuple[Floats, Floats | None]) -> Floats:
         """Return a quick probability of fitting: exact means, one spread for all."""
         inside, outside = rows
-        sd = math.sqrt(self._spread() ** 2 + 0.3**2)
+        sd = math.sqrt(self._spread() ** 2 + (0.3 * self._unit) ** 2)
         result: Floats = ndtr((inside @ self._best.mean) / sd)
         if outside is not None and self._beyond is not None:
             result = result * ndtr((outside @ self._beyond.mean) / sd)
@@ -257,7 +334,7 @@ class MemoryModel:
         mean, variance = belief.predict_all(rows)
         sd = np.sqrt(np.maximum(variance, 0) + self._spread() ** 2)
         # A small share for the model's being wrong in a way that it does not know of.
-        result: Floats = 0.96 * ndtr(mean / sd) + 0.04 * ndtr(mean / (2 * sd + 0.5))
+        result: Floats = 0.96 * ndtr(mean / sd) + 0.04 * ndtr(mean / (2 * sd + 0.5 * self._unit))
         return result
 
     @property
@@ -273,8 +350,8 @@ class MemoryModel:
         """How far off the predictions were, beyond what they claimed."""
         recent = self._surprises[-30:]
         if len(recent) < 4:
-            return 2 * _DISCREPANCY
-        return _DISCREPANCY * min(max(math.sqrt(sum(recent) / len(recent)), 1.0), 4.0)
+            return 2 * _DISCREPANCY * self._unit
+        return _DISCREPANCY * self._unit * min(max(math.sqrt(sum(recent) / len(recent)), 1.0), 4.0)
 
     # --- learning -------------------------------------------------------------------------------
 
@@ -284,14 +361,15 @@ class MemoryModel:
         inside = self._inside.rows(codes)[0]
         name = evidence.outcome
         served = evidence.kind in ("measured", "unfit")
-        if served or name in INSIDE or name in OUTSIDE:
+        outside = name in OUTSIDE or name == RUNTIME
+        if served or name in INSIDE or outside:
             self._compare(codes, fitted=served)
         self._learn_components(inside, codes, evidence)
         tokens = None
         if self._tokens is not None and self._context is not None:
             tokens = float(self._tokens[row[self._context]])
         pool = self._pool_gib(inside, evidence, tokens)
-        if name in INSIDE or (name in OUTSIDE and self._outside is None):
+        if name in INSIDE or (outside and self._outside is None):
             self.rests_on.append(number)
             group = _PHASE_GROUP.get(name, "compute")
             missing = evidence.shortfall_bytes
@@ -301,13 +379,13 @@ class MemoryModel:
                 self._learn_margin(inside, group, -missing / GIB)
             else:
                 self._learn_side(inside, group, above=False, than=-(missing or 0.0) / GIB)
-        elif served or name in OUTSIDE:
+        elif served or outside:
             if pool is not None:
                 self._learn_margin(inside, "kv", pool)
             if served or pool is None:
                 group = "all" if served else "kv"
                 self._learn_side(inside, group, above=True)
-        if self._outside is not None and (served or name in OUTSIDE):
+        if self._outside is not None and (served or outside):
             self._learn_outside(self._outside.rows(codes)[0], evidence, served)
 
     def _learn_components(self, inside: Floats, codes: Codes, evidence: Evidence) -> None:
@@ -320,7 +398,7 @@ class MemoryModel:
         ):
             part = form.only(inside, block)
             if size is not None and part.any():
-                told.append((-part, size / GIB, 0.02 + 0.01 * size / GIB))
+                told.append((-part, size / GIB, 0.02 * self._unit + 0.01 * size / GIB))
         per_token = evidence.kv_bytes_per_token
         if per_token and self._context is not None and self._tokens is not None:
             tokens = float(self._tokens[codes[0, self._context]])
@@ -350,7 +428,7 @@ class MemoryModel:
 
     def _learn_margin(self, inside: Floats, group: str, margin: float) -> None:
         """Learn how much was left or missing, under each reading of what was counted."""
-        sd = _EQUAL_SD + 0.01 * abs(margin)
+        sd = _EQUAL_SD * self._unit + 0.01 * abs(margin)
         everything = self._inside.only(inside, *_EVERYTHING)
         best = int(np.argmax(self._odds))
         for index, (reading, belief) in enumerate(zip(_READINGS, self._beliefs, strict=True)):
@@ -396,10 +474,10 @@ class MemoryModel:
             size = evidence.graph_bytes / GIB
             part = -self._outside.only(outside, "graphs")
             if part.any():
-                self._beyond.observe(part, size, 0.03 + 0.03 * size)
+                self._beyond.observe(part, size, 0.03 * self._unit + 0.03 * size)
         missing = evidence.shortfall_bytes
         if not served and missing and not evidence.shortfall_at_least:
-            self._beyond.observe(outside, -missing / GIB, _EQUAL_SD)
+            self._beyond.observe(outside, -missing / GIB, _EQUAL_SD * self._unit)
         else:
             self._beyond.observe_sign(outside, served, than=0.0)
 

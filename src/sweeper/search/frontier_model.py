@@ -10,17 +10,24 @@ from numpy.typing import NDArray
 
 from sweeper.core.evidence import Evidence, Prior, Role
 from sweeper.core.launch import Phase
-from sweeper.search.frontier_memory import INSIDE, OUTSIDE, MemoryModel
+from sweeper.search.frontier_memory import INSIDE, OUTSIDE, RUNTIME, MemoryModel
 from sweeper.search.frontier_space import CodedSpace, Codes, Floats
 from sweeper.search.frontier_speed import Process, Speed, axis_tables, kept
 from sweeper.search.frontier_support import UNSUPPORTED, Suspicions
 from sweeper.search.normal import ndtr
 
 _SCREENED = 1000
+_MOST_WORK = (0.7, 3.0)
+_BY_CHANCE = 0.15
+"""How likely a request runs out of memory for reasons that no sum of components knows of."""
 _NEGLIGIBLE = 1e-3
 """The share of the front's hypervolume that no longer justifies a risk."""
 _CACHED = 60_000
 _SAMPLE = 24_000
+_WASTED, _WASTED_AT_FIRST = 1.25, 4.0
+"""What a boot that fails costs at least, in boots that serve; before any boot has served;"""
+_WASTED_SHORT = 1.0
+"""and what it costs on top where memory is short."""
 _MEASURING_S = 60.0
 """What a served boot costs beyond its boot, where nothing was said about it."""
 
@@ -75,7 +82,8 @@ class Feasibility:
         self.suspicions = Suspicions(space, generator)
         scales = np.array([*(0.5 for _ in space.axes), 0.7, 0.1, 0.2])
         freedom = np.array([*(0.7 for _ in space.axes), 0.5, 0.7, 0.5])
-        self._other = Process(axis_tables(space), scales, freedom)
+        # Most of what fits works: one that does not must not condemn what is unlike it.
+        self._other = Process(axis_tables(space), scales, freedom, centre=_MOST_WORK)
         self.rows: list[Codes] = []
         self._labels: list[float] = []
         self._refused: dict[int, Codes] = {}
@@ -95,7 +103,7 @@ class Feasibility:
             self._refused[seen.number] = seen.row
             return
         if evidence is not None:
-            memory = name in INSIDE or name in OUTSIDE
+            memory = name in INSIDE or name in OUTSIDE or self._short(seen.row, name)
             if self.memory.informed and (memory or served):
                 self.memory.learn(seen.row, evidence, seen.number)
             if memory and not served:
@@ -105,6 +113,16 @@ class Feasibility:
         self.rows.append(seen.row)
         self._labels.append(1.0 if works else -1.0)
         self._stale = True
+
+    def _short(self, row: Codes, name: str) -> bool:
+        """Tell whether a request ran out of memory because the point needs too much.
+
+        There are windows of points that die serving while others that need more do not: what was
+        surely thought to fit is one of these, and no reason to doubt what is known of sizes.
+        """
+        if name != RUNTIME or not self.memory.informed:
+            return False
+        return bool(1 - self.memory.fits(self.memory.rows(row[None, :]))[0] > _BY_CHANCE)
 
     @property
     def _other_failures(self) -> bool:
@@ -132,6 +150,12 @@ class Feasibility:
             self._train()
             result = result * ndtr(1.5 * self._other.quick_mean(features.codes))
         return result
+
+    def fitting(self, features: _Features) -> Floats:
+        """Return the probability that each point has the memory that it needs."""
+        if not self.memory.informed:
+            return np.ones(len(features.codes))
+        return self.memory.fits(features.memory)
 
     def probability(self, features: _Features) -> Floats:
         """Return the probability that each point works."""
@@ -557,7 +581,7 @@ class FrontierModel:
         works = self.feasibility.probability(screened)
         gain = self.objectives.improvement(screened.codes, pending)
         worth = gain * works
-        cost = self._cost(works)
+        cost = self._cost(works, self.feasibility.fitting(screened))
         # Ties are many before anything is measured; chance and not the order of axes decides.
         chance = 1 + 1e-6 * self._generator.random(len(worth))
         volume = self.objectives.volume()
@@ -568,12 +592,15 @@ class FrontierModel:
         row = screened.codes[best]
         return Choice(row=row, improvement=share, why=self._why(row, float(works[best])))
 
-    def _cost(self, works: Floats) -> Floats:
+    def _cost(self, works: Floats, fits: Floats) -> Floats:
         served = float(np.mean(self._served_s)) if self._served_s else 1.0
         failed = float(np.mean(self._failed_s)) if self._failed_s and self._served_s else served
         # Failing early is cheap in seconds, but a boot is also what budgets are counted in, and one
-        # that fails teaches nothing of speed.
-        return works * served + (1 - works) * max(failed, 1.25 * served)
+        # that fails teaches nothing of speed: least of all where nothing is known of it yet. For
+        # lack of memory it also teaches less than a refusal, which holds for whole parts of the
+        # space.
+        wasted = max(failed, (_WASTED if self._served_s else _WASTED_AT_FIRST) * served)
+        return works * served + (1 - works) * wasted + _WASTED_SHORT * served * (1 - fits)
 
     def _why(self, row: Codes, works: float) -> str:
         words = [self.objectives.words(row), f"{works:.0%} likely to work"]

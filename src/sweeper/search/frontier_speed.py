@@ -60,8 +60,18 @@ TRAINED = 120
 class Process:
     """A Gaussian process over codes whose scales adapt to the data, held back by a prior."""
 
-    def __init__(self, tables: Sequence[Floats], scales: Floats, freedom: Floats) -> None:
-        """Start from these scales; `freedom` is the log-normal spread they may move by."""
+    def __init__(
+        self,
+        tables: Sequence[Floats],
+        scales: Floats,
+        freedom: Floats,
+        centre: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """Start from these scales; `freedom` is the log-normal spread they may move by.
+
+        `centre` is what values are expected to be on average, and how many values that is worth.
+        """
+        self._centre, self._worth = centre
         self._tables = tables
         self._start = np.log(scales)
         self._freedom = freedom
@@ -72,7 +82,9 @@ class Process:
 
     def train(self, codes: Codes, values: Floats) -> None:
         """Condition on values; the scales are fitted anew when there are enough new ones."""
-        self._mean = float(values.mean()) if len(values) else 0.0
+        count = len(values) + self._worth
+        if count > 0:
+            self._mean = float((values.sum() + self._worth * self._centre) / count)
         if not len(values):
             self._regressor = None
             return
@@ -100,6 +112,15 @@ class Process:
         from sweeper.search.frontier_kernel import least
 
         return least(penalised, initial, bounds)
+
+    def likelihoods(self, codes: Codes, columns: Floats) -> Floats:
+        """Return the log-likelihood of each column of values, up to a common constant."""
+        from sweeper.search.frontier_kernel import AnovaKernel
+
+        lower = np.linalg.cholesky(AnovaKernel(self._tables, np.exp(self._theta))(codes))
+        white = np.linalg.solve(lower, columns - columns.mean(axis=0))
+        found: Floats = -0.5 * np.square(white).sum(axis=0)
+        return found
 
     @property
     def noise(self) -> float:
@@ -243,7 +264,7 @@ class Acceptance:
             count = np.full(len(codes), self._typical if self.drafts else 0)
         if self._method is not None:
             count = count * on_table(self._space, self._method)[codes[:, self._method]].astype(int)
-        bounded: NDArray[np.int64] = np.minimum(count, 64).astype(np.int64)
+        bounded: NDArray[np.int64] = np.minimum(count, _LONGEST).astype(np.int64)
         return bounded
 
     def log_tokens(self, codes: Codes) -> tuple[Floats, Floats]:
@@ -300,6 +321,14 @@ _SCALE = {
 }
 
 
+_COSTS = np.array([0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.13, 0.2, 0.35, 0.6, 1.0])
+"""What verifying one drafted token may cost, as a share of a step without drafts: next to nothing
+where a step waits for the weights to be read, all of it where it waits for the arithmetic."""
+_COST_PRIOR = np.exp(-0.5 * (np.log(_COSTS / 0.03) / 1.0) ** 2)
+_LONGEST = 64
+_COST_TRENDS = -np.log1p(_COSTS[:, None] * np.arange(_LONGEST + 1)[None, :])
+
+
 class Speed:
     """The logarithm of the decode rate of points, in tokens per second, with spread."""
 
@@ -324,6 +353,7 @@ class Speed:
         self._values: list[float] = []
         self._shown: list[float | None] = []
         self._stale = True
+        self._weigh(_COST_PRIOR, np.zeros(1, dtype=np.int64))
 
     def learn(self, row: Codes, decode_tok_s: float, acceptance: tuple[float, ...]) -> None:
         """Take in a measured rate and, where a draft was made, what was accepted."""
@@ -333,12 +363,28 @@ class Speed:
         self._shown.append(math.log(1 + sum(acceptance)) if acceptance else None)
         self._stale = True
 
-    def _trend(self, codes: Codes) -> Floats:
+    def _weigh(self, weights: Floats, seen: NDArray[np.int64]) -> None:
+        """Believe in each cost of a drafted token by its weight, having seen these lengths.
+
+        Near a length that was measured it makes no difference what a token costs, so the doubt
+        about that only counts for the way from there.
+        """
+        weights = weights / weights.sum()
+        self._cost_trend = weights @ _COST_TRENDS
+        known = np.unique(np.minimum(seen, _LONGEST))
+        every = np.log1p(np.arange(_LONGEST + 1))
+        near = known[np.argmin(np.abs(every[:, None] - np.log1p(known)[None, :]), axis=1)]
+        away = _COST_TRENDS - _COST_TRENDS[:, near]
+        self._cost_variance = weights @ np.square(away - weights @ away)
+
+    def _trend_of_sizes(self, codes: Codes) -> Floats:
         trend = np.zeros(len(codes))
         for column, table in self._bytes:
             trend -= table[codes[:, column]]
-        # The verification of each drafted token costs a little of a step.
-        return trend - 0.03 * np.minimum(self.acceptance.lengths(codes), 8)
+        return trend
+
+    def _trend(self, codes: Codes) -> Floats:
+        return self._trend_of_sizes(codes) + self._cost_trend[self.acceptance.lengths(codes)]
 
     def _train(self) -> None:
         if not self._stale:
@@ -358,6 +404,11 @@ class Speed:
             dtype=float,
         )
         values = np.array([self._values[index] for index in keep])
+        lengths = self.acceptance.lengths(codes)
+        if lengths.any():
+            without = values - shown - self._trend_of_sizes(codes)
+            said = self._process.likelihoods(codes, without[:, None] - _COST_TRENDS.T[lengths])
+            self._weigh(_COST_PRIOR * np.exp(said - said.max()), lengths)
         self._process.train(codes, values - shown - self._trend(codes))
 
     def quick(self, codes: Codes, tokens: Floats) -> Floats:
@@ -376,7 +427,8 @@ class Speed:
         self._train()
         mean, sd = self._process.predict(codes)
         tokens, spread = self.acceptance.log_tokens(codes)
-        return mean + tokens + self._trend(codes), np.sqrt(sd**2 + spread**2)
+        cost = self._cost_variance[self.acceptance.lengths(codes)]
+        return mean + tokens + self._trend(codes), np.sqrt(sd**2 + spread**2 + cost)
 
 
 def kept(values: Sequence[float]) -> list[int]:

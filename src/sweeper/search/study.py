@@ -527,7 +527,11 @@ def _device_memory(study: Study, job: Job) -> float | None:
     if study.device_memory_bytes is not None:
         return float(study.device_memory_bytes)
     of_card = job.host.get("gpu_memory_bytes")
-    return float(of_card) if isinstance(of_card, int) else None
+    if isinstance(of_card, int):
+        return float(of_card)
+    # Without a card the engine computes where it runs.
+    of_host = (job.host.get(name) for name in ("memory_bytes", "cgroup_memory_bytes"))
+    return min((float(each) for each in of_host if isinstance(each, int)), default=None)
 
 
 def _point_here(space: Space, point: Point) -> Point | None:
