@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeper.core.evidence import Evidence
+from sweeper.core.evidence import Evidence, Need
 
 QUICK = settings(deadline=None, max_examples=60)
 
@@ -64,3 +64,11 @@ def test_a_document_without_its_ending_is_refused(document: dict[str, object]) -
 def test_a_document_with_unknown_facts_is_refused() -> None:
     with pytest.raises(ValueError, match="weight_bytes"):
         Evidence.from_json({"outcome": "measured", "kind": "measured", "weight_bytes": 1})
+
+
+@pytest.mark.parametrize(
+    "part", [("engine", 1.0, 0.0), ("kv", -1.0, 0.0), ("kv", 1.0, math.nan), ("kv", math.inf, 1.0)]
+)
+def test_a_need_of_no_component_or_no_size_is_refused(part: tuple[str, float, float]) -> None:
+    with pytest.raises(ValueError, match=part[0]):
+        Need(point=(("ctx", "1"),), parts=(part,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,11 +14,12 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from sweeper.core.evidence import Evidence, Prior, Role
+from sweeper.core.evidence import Evidence, Need, Prior, Role
 from sweeper.core.space import Axis, AxisRef, Condition, Rule, Space
 from sweeper.search.frontier_kernel import AnovaKernel
 from sweeper.search.frontier_memory import GIB, LinearBelief, MemoryModel
-from sweeper.search.frontier_model import Seen
+from sweeper.search.frontier_model import Feasibility, Seen
+from sweeper.search.frontier_model import _Features as Features
 from sweeper.search.frontier_roles import guessed
 from sweeper.search.frontier_space import CodedSpace, from_space, from_trials
 from sweeper.search.frontier_speed import Acceptance, Speed, axis_tables
@@ -328,6 +331,128 @@ def test_passing_a_later_phase_clears_and_an_earlier_one_does_not() -> None:
     assert support(early, row) < support(late, row)
 
 
+# --- what is known before any boot -------------------------------------------------------------
+
+MIB = 2**20
+SMALL = Space(
+    axes=(
+        axis("ctx", 512, 1024, 2048, 4096, ordered=True),
+        axis("n", 0, 4, 16, ordered=True),
+        axis("chunk", 128, 512, 2048, ordered=True),
+    )
+)
+SMALL_ROLES = {"ctx": Role.CONTEXT, "n": Role.DRAFT_LENGTH, "chunk": Role.PREFILL_CHUNK}
+
+
+def need(ctx: int, n: int, chunk: int) -> Need:
+    """Return what a small engine on a small machine needs: some MiB of everything."""
+    return Need(
+        point=(("ctx", str(ctx)), ("n", str(n)), ("chunk", str(chunk))),
+        parts=(
+            ("weights", 240.0 * MIB, 2.0 * MIB),
+            ("kv", ctx * 18432.0, 0.02 * ctx * 18432.0),
+            ("draft", n * 2.0 * MIB, n * 0.5 * MIB),
+            ("compute", chunk * 0.05 * MIB, chunk * 0.02 * MIB),
+            ("overhead", 150.0 * MIB, 40.0 * MIB),
+        ),
+    )
+
+
+def small_model(every: int) -> tuple[CodedSpace, MemoryModel]:
+    """Return a model that was told what every so many-th point needs of 500 MiB."""
+    needs = tuple(need(**each) for each in list(SMALL.points())[::every])  # type: ignore[arg-type]
+    space = from_space(SMALL, SMALL_ROLES, seed=0)
+    return space, MemoryModel(space, Prior(capacity_bytes=500.0 * MIB, needs=needs))
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_the_memory_of_all_points_follows_from_what_some_are_said_to_need(every: int) -> None:
+    space, model = small_model(every)
+    mean, sd = model.margin_bytes(space.points)
+    for row, margin, spread in zip(space.points, mean, sd, strict=True):
+        values = [one.values[code] for one, code in zip(space.axes, row, strict=True)]
+        said = sum(size for _, size, _ in need(*values).parts)  # type: ignore[arg-type]
+        # Within what the model's own doubt and the examples left out allow.
+        assert margin / MIB == pytest.approx(500 - said / MIB, abs=12)
+        assert 30 < spread / MIB < 110
+
+
+def test_one_boot_settles_what_all_points_have_in_common() -> None:
+    space, model = small_model(1)
+    row = row_of(space, ctx=2, n=0, chunk=0)
+    more = row_of(space, ctx=3, n=2, chunk=2)
+    before = fits(model, more)
+    model.learn(
+        row,
+        Evidence(
+            outcome="oom_compute", kind="infeasible", phase="compute", shortfall_bytes=30.0 * MIB
+        ),
+        1,
+    )
+    assert fits(model, row) < 0.2
+    assert fits(model, more) < 0.3 * before
+
+
+def test_needs_of_another_space_say_nothing() -> None:
+    space = from_space(SMALL, SMALL_ROLES, seed=0)
+    prior = Prior(capacity_bytes=500.0 * MIB)
+    other = replace(prior, needs=(need(8192, 0, 128),))
+    mean, sd = MemoryModel(space, prior).margin_bytes(space.points)
+    same, too = MemoryModel(space, other).margin_bytes(space.points)
+    assert (mean == same).all()
+    assert (sd == too).all()
+
+
+def ended(space: CodedSpace, number: int, outcome: str, **params: object) -> Seen:
+    evidence = Evidence(outcome=outcome, kind="infeasible", phase="serving")
+    return Seen(number=number, row=row_of(space, **params), values=None, evidence=evidence)
+
+
+def probability(feasibility: Feasibility, row: np.ndarray) -> float:
+    codes = row[None, :]
+    entries = feasibility.suspicions.entries(codes)
+    memory = feasibility.memory.rows(codes)
+    keys = np.zeros(1, dtype=np.int64)
+    return float(
+        feasibility.probability(Features(codes=codes, keys=keys, memory=memory, entries=entries))[0]
+    )
+
+
+def test_memory_that_runs_out_serving_where_it_was_short_anyway_tells_of_memory() -> None:
+    space, model = small_model(1)
+    feasibility = Feasibility(space, Prior(), np.random.default_rng(0))
+    feasibility.memory = model
+    tight = row_of(space, ctx=3, n=1, chunk=0)
+    less = row_of(space, ctx=0, n=0, chunk=0)
+    before = probability(feasibility, less)
+    feasibility.learn(ended(space, 1, "oom_runtime", ctx=3, n=1, chunk=0))
+    assert model.rests_on == [1]
+    assert probability(feasibility, tight) < 0.3
+    assert probability(feasibility, less) > 0.5 * before
+
+
+def test_memory_that_runs_out_serving_with_plenty_to_spare_tells_nothing_of_sizes() -> None:
+    space = from_space(SMALL, SMALL_ROLES, seed=0)
+    needs = tuple(need(**each) for each in SMALL.points())  # type: ignore[arg-type]
+    roomy = Prior(capacity_bytes=4.0 * GIB, needs=needs)
+    feasibility = Feasibility(space, roomy, np.random.default_rng(0))
+    before, _ = feasibility.memory.margin_bytes(space.points)
+    feasibility.learn(ended(space, 1, "oom_runtime", ctx=1, n=1, chunk=1))
+    after, _ = feasibility.memory.margin_bytes(space.points)
+    assert (before == after).all()
+    assert probability(feasibility, row_of(space, ctx=1, n=1, chunk=1)) < 0.5
+
+
+def test_one_failure_of_an_unknown_kind_does_not_condemn_what_is_unlike_it() -> None:
+    space = from_space(SMALL, SMALL_ROLES, seed=0)
+    feasibility = Feasibility(space, Prior(), np.random.default_rng(0))
+    feasibility.memory.informed = False
+    feasibility.learn(ended(space, 1, "engine_crash", ctx=3, n=2, chunk=2))
+    same = probability(feasibility, row_of(space, ctx=3, n=2, chunk=2))
+    unlike = probability(feasibility, row_of(space, ctx=0, n=0, chunk=0))
+    assert same < 0.5 < unlike
+
+
 # --- speed --------------------------------------------------------------------------------------
 
 
@@ -343,6 +468,23 @@ def test_a_long_draft_predicts_the_shorter_ones() -> None:
         mean, sd = acceptance.log_tokens(row[None, :])
         assert float(np.exp(mean[0])) == pytest.approx(1 + sum(shares[:length]), rel=0.06)
         assert float(sd[0]) < 0.1
+
+
+@pytest.mark.parametrize("cost", [0.02, 0.6])
+def test_what_a_drafted_token_costs_is_learnt_from_the_rates(cost: float) -> None:
+    """Drafts are nearly free where weights are waited for, and not where arithmetic is."""
+    space = from_space(SMALL, SMALL_ROLES, seed=0)
+    speed = Speed(space, Prior())
+    for at, length in ((0, 0), (1, 4)):
+        row = row_of(space, ctx=1, n=at, chunk=0)
+        speed.learn(row, 50.0 * (1 + 0.9 * length) / (1 + cost * length), (0.9,) * length)
+    mean, sd = speed.predict(row_of(space, ctx=1, n=2, chunk=0)[None, :])
+    # The share of drafts that is accepted keeps falling slowly beyond what was seen.
+    least, most = np.array([0.6, 1.05]) * 50.0 * (1 + 0.9 * 16) / (1 + cost * 16)
+    low, high = np.exp(mean[0] - 2 * sd[0]), np.exp(mean[0] + 2 * sd[0])
+    assert low < most
+    assert high > least
+    assert 0.5 * least < float(np.exp(mean[0])) < 1.6 * most
 
 
 def test_no_draft_yields_one_token_per_step() -> None:

@@ -19,16 +19,21 @@ from sweeper.search.frontier_speed import variances
 class AnovaKernel(Kernel):  # type: ignore[misc]
     """Effects of single axes, of pairs of axes, and of the whole point, as a kernel over codes.
 
-    k(x, y) = 1 + sum_a s_a^2 k_a + r^2 sum_{a<b} s_a s_b k_a k_b + t^2 prod_a k_a, plus noise on
+    k(x, y) = b + sum_a s_a^2 k_a + r^2 sum_{a<b} s_a s_b k_a k_b + t^2 prod_a k_a, plus noise on
     the diagonal, where k_a = `tables[a][x_a, y_a]`: the functional analysis of variance of Duvenaud
     et al. 2011, "Additive Gaussian Processes", cut after the second order. `scales` are
-    (s_1, ..., s_A, r, t, noise).
+    (s_1, ..., s_A, r, t, noise), and b is `base`.
     """
 
     def __init__(
-        self, tables: Sequence[Floats], scales: Floats, scales_bounds: Any = (1e-4, 1e2)
+        self,
+        tables: Sequence[Floats],
+        scales: Floats,
+        scales_bounds: Any = (1e-4, 1e2),
+        base: float = 1.0,
     ) -> None:
         self.tables = tables
+        self.base = base
         self.scales = scales
         self.scales_bounds = scales_bounds
 
@@ -49,7 +54,7 @@ class AnovaKernel(Kernel):  # type: ignore[misc]
         product = np.full(each[0].shape, whole**2)
         linear = np.zeros(each[0].shape)
         squares = np.zeros(each[0].shape)
-        result = np.ones(each[0].shape)
+        result = np.full(each[0].shape, self.base)
         for a, one in enumerate(each):
             product *= one
             # The gradient reads the tables once more; without it they may be overwritten.
@@ -77,7 +82,7 @@ class AnovaKernel(Kernel):  # type: ignore[misc]
 
     def diag(self, X: Any) -> Floats:  # noqa: N803
         """Return the variance of each point; no noise, for it is the function that is asked."""
-        return variances(self.tables, self.scales, np.asarray(X, dtype=np.int64))
+        return variances(self.tables, self.scales, np.asarray(X, dtype=np.int64), self.base)
 
     def is_stationary(self) -> bool:
         """Tell that it is not."""

@@ -17,7 +17,7 @@ from sweeper.search.frontier_support import UNSUPPORTED, Suspicions
 from sweeper.search.normal import ndtr
 
 _SCREENED = 1000
-_MOST_WORK = (0.7, 3.0)
+_MOST_WORK = (0.8, 4.0)
 _BY_CHANCE = 0.15
 """How likely a request runs out of memory for reasons that no sum of components knows of."""
 _NEGLIGIBLE = 1e-3
@@ -83,7 +83,7 @@ class Feasibility:
         scales = np.array([*(0.5 for _ in space.axes), 0.7, 0.1, 0.2])
         freedom = np.array([*(0.7 for _ in space.axes), 0.5, 0.7, 0.5])
         # Most of what fits works: one that does not must not condemn what is unlike it.
-        self._other = Process(axis_tables(space), scales, freedom, centre=_MOST_WORK)
+        self._other = Process(axis_tables(space), scales, freedom, centre=_MOST_WORK, base=0.1)
         self.rows: list[Codes] = []
         self._labels: list[float] = []
         self._refused: dict[int, Codes] = {}

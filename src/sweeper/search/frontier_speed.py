@@ -18,16 +18,18 @@ from sweeper.search.frontier_space import CodedSpace, Codes, Floats
 if TYPE_CHECKING:
     from sklearn.gaussian_process import GaussianProcessRegressor
 
+    from sweeper.search.frontier_kernel import AnovaKernel
+
 # --- a Gaussian process over codes --------------------------------------------------------------
 
 
-def variances(tables: Sequence[Floats], amounts: Floats, codes: Codes) -> Floats:
+def variances(tables: Sequence[Floats], amounts: Floats, codes: Codes, base: float) -> Floats:
     """Return the variance of each point under the kernel; no noise: it is the function's own."""
     count = len(tables)
     each = np.stack([table[codes[:, a], codes[:, a]] for a, table in enumerate(tables)], axis=1)
     scaled = each * amounts[:count]
     result: Floats = (
-        1.0
+        base
         + (scaled * amounts[:count]).sum(axis=1)
         + 0.5 * amounts[count] ** 2 * (scaled.sum(axis=1) ** 2 - (scaled**2).sum(axis=1))
         + amounts[count + 1] ** 2 * each.prod(axis=1)
@@ -66,12 +68,15 @@ class Process:
         scales: Floats,
         freedom: Floats,
         centre: tuple[float, float] = (0.0, 0.0),
+        base: float = 1.0,
     ) -> None:
         """Start from these scales; `freedom` is the log-normal spread they may move by.
 
-        `centre` is what values are expected to be on average, and how many values that is worth.
+        `centre` is what values are expected to be on average, and how many values that is worth;
+        `base` is the variance of what all points have in common.
         """
         self._centre, self._worth = centre
+        self._base = base
         self._tables = tables
         self._start = np.log(scales)
         self._freedom = freedom
@@ -89,17 +94,21 @@ class Process:
             self._regressor = None
             return
         due = any(self._fitted_at < at <= len(values) for at in _REFITS)
-        # Late: scikit-learn takes longer to import than all the rest of a plan.
-        from sweeper.search.frontier_kernel import AnovaKernel, conditioned
+        from sweeper.search.frontier_kernel import conditioned
 
         regressor = conditioned(
-            AnovaKernel(self._tables, np.exp(self._theta)), codes, values - self._mean,
-            self._optimise if due else None,
-        )  # fmt: skip
+            self._kernel(), codes, values - self._mean, self._optimise if due else None
+        )
         if due:
             self._fitted_at = len(values)
             self._theta = regressor.kernel_.theta.copy()
         self._regressor = regressor
+
+    def _kernel(self) -> AnovaKernel:
+        # Late: scikit-learn takes longer to import than all the rest of a plan.
+        from sweeper.search.frontier_kernel import AnovaKernel
+
+        return AnovaKernel(self._tables, np.exp(self._theta), base=self._base)
 
     def _optimise(
         self, objective: Callable[..., Any], initial: Floats, bounds: Any
@@ -115,9 +124,7 @@ class Process:
 
     def likelihoods(self, codes: Codes, columns: Floats) -> Floats:
         """Return the log-likelihood of each column of values, up to a common constant."""
-        from sweeper.search.frontier_kernel import AnovaKernel
-
-        lower = np.linalg.cholesky(AnovaKernel(self._tables, np.exp(self._theta))(codes))
+        lower = np.linalg.cholesky(self._kernel()(codes))
         white = np.linalg.solve(lower, columns - columns.mean(axis=0))
         found: Floats = -0.5 * np.square(white).sum(axis=0)
         return found
@@ -137,7 +144,7 @@ class Process:
         train = np.asarray(self._regressor.X_train_, dtype=np.int64)
         alpha = self._regressor.alpha_.ravel()
         against = [table[:, train[:, a]] for a, table in enumerate(self._tables)]
-        result += float(alpha.sum())
+        result += self._base * float(alpha.sum())
         columns = [codes[:, a].astype(np.intp) for a in range(count)]
         for a in range(count):
             result += (amounts[a] ** 2 * (against[a] @ alpha))[columns[a]]
@@ -160,7 +167,7 @@ class Process:
     def predict(self, codes: Codes) -> tuple[Floats, Floats]:
         """Return means and standard deviations of the function at points."""
         if self._regressor is None:
-            prior = variances(self._tables, np.exp(self._theta), codes)
+            prior = variances(self._tables, np.exp(self._theta), codes, self._base)
             return np.full(len(codes), self._mean), np.sqrt(prior)
         with warnings.catch_warnings():
             # A variance that rounding made negative is set to 0 with a warning.
