@@ -6,7 +6,8 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,15 +122,24 @@ def _complain(words: str) -> None:
     print(f"sweeper: {words}", file=sys.stderr)
 
 
-def _load(call: Call, outputs: Sequence[str] = ("text", "json")) -> Loaded:
-    # What is imported and composed here stays: looking for garbage in it costs a tenth of a second.
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Look for no garbage: in what is imported and composed it costs a tenth of a second."""
+    if not gc.isenabled():
+        yield
+        return
     gc.disable()
     try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _load(call: Call, outputs: Sequence[str] = ("text", "json")) -> Loaded:
+    with _no_collection():
         from sweeper.conf import load
 
         loaded = load(call.overrides, call.dirs)
-    finally:
-        gc.enable()
     if loaded.output not in outputs:
         raise ConfError(f"output: {loaded.output} is not one of {', '.join(outputs)}")
     return loaded
@@ -187,6 +197,7 @@ def _run(call: Call) -> int:
 # --- plan -------------------------------------------------------------------------------------
 
 
+@_no_collection()
 def _plan(call: Call) -> int:
     from sweeper.conf import LeaderboardError
     from sweeper.plan import leaderboard_plan, leaderboard_text, make_plan, plan_text

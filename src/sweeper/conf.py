@@ -613,7 +613,7 @@ def outline(study: str, dirs: ConfDirs) -> dict[str, Any]:
 
 
 def _composed(overrides: list[str], dirs: ConfDirs) -> tuple[DictConfig, _Sources]:
-    with _hydra(dirs) as hydra:
+    with _hydra(dirs) as hydra, _libyaml():
         try:
             config = hydra.compose_config(
                 config_name="config", overrides=[_settable(each) for each in overrides],
@@ -637,6 +637,17 @@ def _composed(overrides: list[str], dirs: ConfDirs) -> tuple[DictConfig, _Source
     OmegaConf.set_struct(config, False)
     config.pop("hydra")
     return config, _Sources(overrides=tuple(overrides), files=(*files, ("", root)))
+
+
+@contextmanager
+def _libyaml() -> Iterator[None]:
+    """Let OmegaConf parse by libyaml, where it is there: a tenth of the time a plan takes."""
+    usual = yaml.SafeLoader
+    yaml.SafeLoader = getattr(yaml, "CSafeLoader", usual)  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        yaml.SafeLoader = usual  # type: ignore[misc]
 
 
 def _settable(override: str) -> str:

@@ -21,7 +21,8 @@ from sweeper.core.pairs import Pairs
 from sweeper.core.sample import DraftCounters
 from sweeper.core.typed import FieldError
 from sweeper.engines import Engine, EngineOptions, ModelFacts
-from sweeper.engines.vllm import GIB, Vllm, VllmSettings
+from sweeper.engines.vllm import Vllm, VllmSettings
+from sweeper.engines.vllm_endings import GIB
 
 VLLM = Vllm()
 HERE = Path(__file__).parent

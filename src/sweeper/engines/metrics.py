@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from sweeper.core.sample import DraftCounters
 
 _COUNTERS = "spec_decode_num_"
@@ -15,6 +13,9 @@ def draft_counters(metrics: str, prefix: str) -> DraftCounters | None:
     `prefix` is what stands before the names (`vllm:`). Summed over engines; None where there are
     none.
     """
+    # Late: the library brings an HTTP server, and a plan reads no metrics.
+    from prometheus_client.parser import text_string_to_metric_families
+
     values: dict[str, float] = {}
     positions: dict[int, float] = {}
     for family in text_string_to_metric_families(metrics):

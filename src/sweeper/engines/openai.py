@@ -23,8 +23,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, assert_never
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from sweeper.core.evidence import Role
 from sweeper.core.launch import Attach, Death, Ended, Launch, Phase
 from sweeper.core.memory import Footprint
@@ -650,6 +648,9 @@ class OpenAi:
         """Return the counters that the study names, summed over labels; None without them."""
         if not self.dialect.counters:
             return None
+        # Late: the library brings an HTTP server, and a plan reads no metrics.
+        from prometheus_client.parser import text_string_to_metric_families
+
         key_of = {name.removesuffix("_total"): key for key, name in self.dialect.counters.items()}
         totals: dict[str, int] = {}
         positions: dict[int, int] = {}
