@@ -16,7 +16,7 @@ from sweeper.core.outcome import Attempt
 from sweeper.core.pairs import Pairs
 from sweeper.places import conf_dirs
 from sweeper.plan import make_plan, plan_text, span_text
-from sweeper.plan_picture import region_of, write_plan_png
+from sweeper.plan_picture import picture_words, region_of, write_plan_png
 
 MIB = 2**20
 CARD = "hardware.device_memory=1GiB"
@@ -176,3 +176,18 @@ def test_the_picture_is_drawn_where_it_is_asked_for(
 def test_a_wrong_assumption_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "+study=fake_demo", "plan.assumed.decode_tok_s=0"]) == WRONG_INPUT
     assert "plan.assumed.decode_tok_s: must be more than 0" in capsys.readouterr().err
+
+
+def test_nothing_is_said_of_what_fits_where_the_size_of_the_weights_is_unknown() -> None:
+    named = loaded(CARD, "model=none")
+    plan = make_plan(named, [])
+    assert plan["weights_known"] is False
+    assert plan["points_by_fit"] is None
+    assert not any("fits" in each for each in plan["first"])
+    text = plan_text(plan)
+    assert "the size of unnamed is not known" in text
+    assert "model.facts.weights_bytes" in text
+    assert "fits with" not in text
+    assert "weights not counted" in picture_words(region_of(named, plan, []))
+    sized = loaded(CARD, "model=none", "+model.facts.weights_bytes=100000000")
+    assert make_plan(sized, [])["weights_known"] is True

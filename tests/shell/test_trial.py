@@ -108,6 +108,15 @@ def tried(tmp_path: Path, mark: str) -> Bench:
     return Bench(folder=tmp_path, mark=mark)
 
 
+# ---- A window smaller than a question ----------------------------------------------------------
+
+
+def test_a_window_too_small_for_the_guard_is_measured_all_the_same(tried: Bench) -> None:
+    found = tried(point=Pairs(context=12), workload=replace(SHORT, prompt="Hi", max_tokens=8))
+    assert found.measured.context.window_tokens == 12
+    assert found.samples(Purpose.GUARD) == []
+
+
 # ---- Every ending is its own outcome -----------------------------------------------------------
 
 LONG = replace(SHORT, max_tokens=64, silence_timeout_s=1.0)
