@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeper.core.evidence import Evidence, Need
+from sweeper.core.evidence import Evidence, Need, Prior
 
 QUICK = settings(deadline=None, max_examples=60)
 
@@ -72,3 +72,9 @@ def test_a_document_with_unknown_facts_is_refused() -> None:
 def test_a_need_of_no_component_or_no_size_is_refused(part: tuple[str, float, float]) -> None:
     with pytest.raises(ValueError, match=part[0]):
         Need(point=(("ctx", "1"),), parts=(part,))
+
+
+@pytest.mark.parametrize("cost", [0.0, -0.1, 1.5, math.nan])
+def test_a_cost_of_drafts_that_is_no_share_is_refused(cost: float) -> None:
+    with pytest.raises(ValueError, match="draft_cost"):
+        Prior(draft_cost=cost)

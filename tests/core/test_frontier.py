@@ -487,6 +487,16 @@ def test_what_a_drafted_token_costs_is_learnt_from_the_rates(cost: float) -> Non
     assert 0.5 * least < float(np.exp(mean[0])) < 1.6 * most
 
 
+def test_where_arithmetic_is_slow_a_long_draft_is_expected_to_gain_less() -> None:
+    space = from_space(SMALL, SMALL_ROLES, seed=0)
+    plain, long = (row_of(space, ctx=1, n=at, chunk=0)[None, :] for at in (0, 2))
+    gains = []
+    for cost in (0.03, 0.3):
+        mean = Speed(space, Prior(draft_cost=cost)).predict(np.concatenate([plain, long]))[0]
+        gains.append(float(np.exp(mean[1] - mean[0])))
+    assert gains[1] < 0.6 * gains[0]
+
+
 def test_no_draft_yields_one_token_per_step() -> None:
     space = coded()
     row = row_of(space, quant="small", kv="f16", ctx=0, spec="none", chunk=0)

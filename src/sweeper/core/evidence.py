@@ -145,10 +145,16 @@ class Prior:
 
     Every part may be missing. The mappings go from the text of an axis value to bytes. `needs` are
     examples of what points need: some hundred, drawn from all over the space, tell how each axis
-    moves each component, and how sure that is.
+    moves each component, and how sure that is. `draft_cost` is what verifying one drafted token is
+    thought to cost, as a share of a step without drafts, give or take a factor of e.
     """
 
     capacity_bytes: float | None = None
     weights_bytes: tuple[tuple[str, float], ...] = ()
     kv_bytes_per_token: tuple[tuple[str, float], ...] = ()
     needs: tuple[Need, ...] = ()
+    draft_cost: float = 0.03
+
+    def __post_init__(self) -> None:
+        if not 0 < self.draft_cost <= 1:
+            raise ValueError(f"draft_cost must be a share above 0, got {self.draft_cost!r}")

@@ -17,6 +17,8 @@ from sweeper.job import MODEL_VARIANT, Job
 
 _ESTIMATES = ("estimated_max_model_len", "largest_proven_tokens")
 """Facts of a failed boot that say which window would have fitted."""
+_ON_A_PROCESSOR = 0.3
+"""What verifying a drafted token costs where arithmetic is what a step waits for, as a share."""
 _EXAMPLES = 200
 """How many points are asked what they need, so that it is known what moves what."""
 _COMPONENTS = {
@@ -102,9 +104,12 @@ def prior_of(
     job: Job,
     *,
     device_memory_bytes: float | None,
+    on_a_processor: bool = False,
     earlier: Iterable[Attempt] = (),
 ) -> Prior:
     """Return what is known before any boot: the card, and what the model's own files say.
+
+    `on_a_processor` tells that there is no card.
 
     What attempts of an earlier study printed of the same model counts instead of what its files
     say.
@@ -148,6 +153,7 @@ def prior_of(
         weights_bytes=tuple(weights.items()),
         kv_bytes_per_token=tuple(caches.items()),
         needs=tuple(_needs(space, job)),
+        **({"draft_cost": _ON_A_PROCESSOR} if on_a_processor else {}),
     )
 
 

@@ -331,7 +331,6 @@ _SCALE = {
 _COSTS = np.array([0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.13, 0.2, 0.35, 0.6, 1.0])
 """What verifying one drafted token may cost, as a share of a step without drafts: next to nothing
 where a step waits for the weights to be read, all of it where it waits for the arithmetic."""
-_COST_PRIOR = np.exp(-0.5 * (np.log(_COSTS / 0.03) / 1.0) ** 2)
 _LONGEST = 64
 _COST_TRENDS = -np.log1p(_COSTS[:, None] * np.arange(_LONGEST + 1)[None, :])
 
@@ -360,7 +359,8 @@ class Speed:
         self._values: list[float] = []
         self._shown: list[float | None] = []
         self._stale = True
-        self._weigh(_COST_PRIOR, np.zeros(1, dtype=np.int64))
+        self._cost_prior = np.exp(-0.5 * np.log(_COSTS / prior.draft_cost) ** 2)
+        self._weigh(self._cost_prior, np.zeros(1, dtype=np.int64))
 
     def learn(self, row: Codes, decode_tok_s: float, acceptance: tuple[float, ...]) -> None:
         """Take in a measured rate and, where a draft was made, what was accepted."""
@@ -415,7 +415,7 @@ class Speed:
         if lengths.any():
             without = values - shown - self._trend_of_sizes(codes)
             said = self._process.likelihoods(codes, without[:, None] - _COST_TRENDS.T[lengths])
-            self._weigh(_COST_PRIOR * np.exp(said - said.max()), lengths)
+            self._weigh(self._cost_prior * np.exp(said - said.max()), lengths)
         self._process.train(codes, values - shown - self._trend(codes))
 
     def quick(self, codes: Codes, tokens: Floats) -> Floats:

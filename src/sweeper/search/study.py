@@ -119,7 +119,11 @@ class Search:
         self._reconcile(known)
         before = list(earlier)
         prior = prior_of(
-            study.space, job, device_memory_bytes=_device_memory(study, job), earlier=before
+            study.space,
+            job,
+            device_memory_bytes=_device_memory(study, job),
+            on_a_processor=study.device_memory_bytes is None and "gpu" not in job.host,
+            earlier=before,
         )
         # The generator's state is not stored; a resumed run must not repeat the first draws.
         self._optuna.sampler = build_sampler(
