@@ -275,12 +275,14 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", type=Path, help="TABLE.csv.gz, its space beside it")
     parser.add_argument("--studies", type=int, default=400)
     parser.add_argument("--played", type=int, default=20, help="studies a table and sampler")
-    parser.add_argument("--samplers", default="tpe,random")
+    parser.add_argument("--samplers", default="frontier,tpe,random")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
     options = parser.parse_args()
     seeds = range(options.first_seed, options.first_seed + options.studies)
-    results: dict[str, object] = {"drawn": summed([drawn(seed) for seed in seeds])}
+    # What was played before and is not played now stays.
+    results: dict[str, object] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results["drawn"] = summed([drawn(seed) for seed in seeds])
     for path in options.tables:
         from sweeper.replay import read_table
 
