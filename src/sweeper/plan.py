@@ -10,7 +10,7 @@ from typing import Any
 from sweeper.conf import Assumed, Leaderboard, Loaded, outline
 from sweeper.core.eta import Kind, Plan, Spent, expected_again, kind_of, time_left
 from sweeper.core.launch import Launch
-from sweeper.core.memory import Boot, Estimate, Excess, MemoryModel, excess
+from sweeper.core.memory import Estimate, Excess, MemoryModel, excess
 from sweeper.core.outcome import Attempt, Failure, Measured
 from sweeper.core.pairs import Pairs, Point, Scalar, text
 from sweeper.core.standing import front_among
@@ -22,13 +22,13 @@ from sweeper.engines import (
     capacity_of,
     estimated,
     no_draft_layers,
-    shown,
 )
 from sweeper.host import available_bytes
 from sweeper.job import Job
 from sweeper.joining import job_of
 from sweeper.models import described_models
 from sweeper.places import ConfDirs
+from sweeper.search.facts import learnt_from
 from sweeper.search.study import Search
 
 _PORT = 8080
@@ -146,23 +146,6 @@ def looking_ahead(
         problems.append(_explained(found))
     models, absent = described_models(loaded.model)
     return job_of(loaded, models, options), models, [*problems, *absent]
-
-
-def learnt_from(job: Job, attempts: Sequence[Attempt]) -> MemoryModel:
-    """Return how estimates of memory are to be corrected, by what boots have printed."""
-    boots = []
-    for each in attempts:
-        try:
-            settings = job.settings(each.point)
-            boots.append(
-                Boot(
-                    estimate=estimated(job.engine, settings, job.model(each.point)),
-                    shown=shown(job.engine, settings, each.engine),
-                )
-            )
-        except (FieldError, LookupError):
-            continue  # of a study that has changed since
-    return MemoryModel.of(boots)
 
 
 def need_of(

@@ -13,7 +13,8 @@ from sweeper.core.pairs import Pairs, Scalar, text
 from sweeper.core.typed import FieldError
 from sweeper.engines import refusal_of
 from sweeper.job import Job
-from sweeper.plan import context_axis, learnt_from, looking_ahead, need_of
+from sweeper.plan import context_axis, looking_ahead, need_of
+from sweeper.search.facts import learnt_from
 
 Cell: TypeAlias = tuple[int, int]
 _LIKELY = 0.9

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from sweeper.core.acceptance import mean_length, shares
 from sweeper.core.evidence import Evidence, Need, Prior, Role
+from sweeper.core.memory import Boot, MemoryModel
 from sweeper.core.outcome import Attempt, Infeasible, Measured, kind, name
 from sweeper.core.pairs import Pairs, Scalar, text
 from sweeper.core.space import Axis, Space
@@ -99,6 +100,23 @@ def evidence_of(attempt: Attempt, job: Job) -> Evidence:
     )
 
 
+def learnt_from(job: Job, attempts: Iterable[Attempt]) -> MemoryModel:
+    """Return how estimates of memory are to be corrected, by what boots have printed."""
+    boots = []
+    for each in attempts:
+        try:
+            settings = job.settings(each.point)
+            boots.append(
+                Boot(
+                    estimate=estimated(job.engine, settings, job.model(each.point)),
+                    shown=shown(job.engine, settings, each.engine),
+                )
+            )
+        except (FieldError, LookupError):
+            continue  # of a study that has changed since
+    return MemoryModel.of(boots)
+
+
 def prior_of(
     space: Space,
     job: Job,
@@ -137,6 +155,7 @@ def prior_of(
                 cache = estimated(job.engine, settings, model).part("kv_cache")
                 if cache.mean > 0:
                     caches[text(value)] = cache.mean / window
+    earlier = list(earlier)
     for attempt in earlier:
         evidence = evidence_of(attempt, job)
         for axis in space.axes:
@@ -152,12 +171,12 @@ def prior_of(
         capacity_bytes=device_memory_bytes if fraction else capacity,
         weights_bytes=tuple(weights.items()),
         kv_bytes_per_token=tuple(caches.items()),
-        needs=tuple(_needs(space, job)),
+        needs=tuple(_needs(space, job, learnt_from(job, earlier))),
         **({"draft_cost": _ON_A_PROCESSOR} if on_a_processor else {}),
     )
 
 
-def _needs(space: Space, job: Job) -> Iterator[Need]:
+def _needs(space: Space, job: Job, learnt: MemoryModel) -> Iterator[Need]:
     """Yield what some points of all corners of a space are thought to need."""
     chance = random.Random(0)  # noqa: S311 - not for secrets
     asked: set[Pairs] = set()
@@ -172,7 +191,7 @@ def _needs(space: Space, job: Job) -> Iterator[Need]:
         asked.add(point)
         try:
             model = job.model(point)
-            estimate = estimated(job.engine, job.settings(point), model)
+            estimate = learnt.corrected(estimated(job.engine, job.settings(point), model))
         except (FieldError, LookupError):
             continue
         sizes: dict[str, tuple[float, float]] = {}

@@ -24,9 +24,9 @@ _NEGLIGIBLE = 1e-3
 """The share of the front's hypervolume that no longer justifies a risk."""
 _CACHED = 60_000
 _SAMPLE = 24_000
-_WASTED, _WASTED_AT_FIRST = 1.25, 4.0
+_WASTED, _WASTED_AT_FIRST = 1.25, 2.0
 """What a boot that fails costs at least, in boots that serve; before any boot has served;"""
-_WASTED_SHORT = 1.0
+_WASTED_SHORT = 0.5
 """and what it costs on top where memory is short."""
 _MEASURING_S = 60.0
 """What a served boot costs beyond its boot, where nothing was said about it."""

@@ -359,7 +359,7 @@ class Speed:
         self._values: list[float] = []
         self._shown: list[float | None] = []
         self._stale = True
-        self._cost_prior = np.exp(-0.5 * np.log(_COSTS / prior.draft_cost) ** 2)
+        self._cost_prior = np.exp(-2.0 * np.log(_COSTS / prior.draft_cost) ** 2)
         self._weigh(self._cost_prior, np.zeros(1, dtype=np.int64))
 
     def learn(self, row: Codes, decode_tok_s: float, acceptance: tuple[float, ...]) -> None:
