@@ -35,6 +35,7 @@ from sweeper.core.space import Axis, Condition, Rule, Space
 from sweeper.core.standing import front_among
 from sweeper.core.study import Budget, SamplerChoice, Study
 from sweeper.engines.fake_server import MIB
+from sweeper.search.facts import prior_of
 from sweeper.search.samplers import SamplerError
 from sweeper.search.study import Ended, Proposal, Search, Stop, sweep
 from sweeper.trial import Job
@@ -599,3 +600,27 @@ def test_the_front_of_an_earlier_study_is_booted_first_where_this_space_has_it()
     other = Space(axes=(CONTEXT,))
     elsewhere = Search(study_of(other), machine(other).job, None, (), earlier=first.attempts)
     assert elsewhere.ask() is not None
+
+
+def test_what_an_earlier_study_printed_is_where_the_next_search_begins() -> None:
+    here = machine()
+    here.run(study_of(boots=3))
+    # The engine printed twice the weights that its files speak of.
+    stated = here.job.engine.footprint(
+        here.job.settings(here.attempts[0].point), here.job.model(here.attempts[0].point)
+    ).parts["weights"]
+    told = [
+        replace(each, engine=each.engine.with_(weights_bytes=2 * stated)) for each in here.attempts
+    ]
+
+    def weights(earlier: Sequence[Attempt]) -> list[float]:
+        prior = prior_of(SPACE, here.job, device_memory_bytes=None, earlier=earlier)
+        return [
+            mean / stated
+            for need in prior.needs
+            for part, mean, _ in need.parts
+            if part == "weights"
+        ]
+
+    assert set(weights(())) == {1.0}
+    assert all(1.5 < each <= 2.1 for each in weights(told))

@@ -146,7 +146,7 @@ class Prior:
     Every part may be missing. The mappings go from the text of an axis value to bytes. `needs` are
     examples of what points need: some hundred, drawn from all over the space, tell how each axis
     moves each component, and how sure that is. `draft_cost` is what verifying one drafted token is
-    thought to cost, as a share of a step without drafts, give or take two thirds of it.
+    thought to cost, as a share of a step without drafts, give or take a factor of 1.6.
     """
 
     capacity_bytes: float | None = None

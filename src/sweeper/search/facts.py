@@ -190,18 +190,17 @@ def _needs(space: Space, job: Job, learnt: MemoryModel) -> Iterator[Need]:
             continue
         asked.add(point)
         try:
-            model = job.model(point)
-            estimate = learnt.corrected(estimated(job.engine, job.settings(point), model))
+            needed = estimated(job.engine, job.settings(point), job.model(point))
         except (FieldError, LookupError):
             continue
         sizes: dict[str, tuple[float, float]] = {}
-        for part, size in estimate.parts:
+        for part, size in learnt.corrected(needed).parts:
             component = _component(part)
             mean, spread = sizes.get(component, (0.0, 0.0))
             # No size is negative: one that may be far more is not as likely to be far less.
             sure = min(size.spread, size.mean) if size.mean > 0 else size.spread
             sizes[component] = mean + size.mean, math.hypot(spread, sure)
-        if not model.size_bytes:
+        if sizes.get("weights", (0.0, 0.0))[0] == 0:
             sizes.pop("weights", None)  # nobody said how large they are
         yield Need(
             point=tuple((axis, text(value)) for axis, value in values.items()),
