@@ -18,6 +18,8 @@ from sweeper.search.normal import ndtr
 
 _SCREENED = 1000
 _MOST_WORK = (0.8, 4.0)
+"""What points that fit are thought to come to before any was booted, between 1 (they work) and -1,
+and how many boots that is worth."""
 _BY_CHANCE = 0.15
 """How likely a request runs out of memory for reasons that no sum of components knows of."""
 _NEGLIGIBLE = 1e-3
