@@ -132,6 +132,7 @@ def _no_collection() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.freeze()  # nor later, at the latest when Python ends
         gc.enable()
 
 

@@ -11,9 +11,13 @@ from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Hyperparameter, Kernel
+from threadpoolctl import ThreadpoolController
 
 from sweeper.search.frontier_space import Codes, Floats
 from sweeper.search.frontier_speed import variances
+
+BLAS = ThreadpoolController()
+"""The threads of linear algebra, as they were loaded with scikit-learn."""
 
 
 class AnovaKernel(Kernel):  # type: ignore[misc]

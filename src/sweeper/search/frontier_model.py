@@ -12,7 +12,7 @@ from sweeper.core.evidence import Evidence, Prior, Role
 from sweeper.core.launch import Phase
 from sweeper.search.frontier_memory import INSIDE, OUTSIDE, RUNTIME, MemoryModel
 from sweeper.search.frontier_space import CodedSpace, Codes, Floats
-from sweeper.search.frontier_speed import Process, Speed, axis_tables, kept
+from sweeper.search.frontier_speed import Process, Speed, axis_tables, kept, one_thread
 from sweeper.search.frontier_support import UNSUPPORTED, Suspicions
 from sweeper.search.normal import ndtr
 
@@ -561,6 +561,7 @@ class FrontierModel:
         """Return the probability that each point works."""
         return self.feasibility.probability(self._features(codes))
 
+    @one_thread()
     def choose(self, taken: set[int], pending: Codes) -> Choice | None:
         """Return the point with the most expected improvement per second; None if none is left.
 

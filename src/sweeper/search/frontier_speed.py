@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
     from sklearn.gaussian_process import GaussianProcessRegressor
 
     from sweeper.search.frontier_kernel import AnovaKernel
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let linear algebra run on one thread: several wait longer for each other than they compute.
+
+    The matrices have some hundred rows. Does nothing before there is a process to compute with.
+    """
+    kernel = sys.modules.get(f"{__package__}.frontier_kernel")
+    with nullcontext() if kernel is None else kernel.BLAS.limit(limits=1, user_api="blas"):
+        yield
+
 
 # --- a Gaussian process over codes --------------------------------------------------------------
 
