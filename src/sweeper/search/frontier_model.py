@@ -322,6 +322,13 @@ class EngineObjectives(Objectives):
         )
 
 
+def _spare(margin: float, sd: float) -> str:
+    """Return a number of bytes with its spread, in MiB where GiB would be but hundredths."""
+    if max(abs(margin), sd) < 0.1 * 2**30:
+        return f"{margin / 2**20:.0f} ± {sd / 2**20:.0f} MiB"
+    return f"{margin / 2**30:.2f} ± {sd / 2**30:.2f} GiB"
+
+
 def _figure(value: float) -> str:
     """Return a number as people write it: of a large one no digits after the point."""
     if abs(value) >= 100:
@@ -612,7 +619,7 @@ class FrontierModel:
             margin, sd = memory.margin_bytes(row[None, :])
             ended = len(memory.rests_on)
             words.append(
-                f"memory to spare {margin[0] / 2**30:.2f} ± {sd[0] / 2**30:.2f} GiB"
+                f"memory to spare {_spare(float(margin[0]), float(sd[0]))}"
                 + (f" after {ended} endings for lack of it" if ended else "")
             )
         if self.feasibility.suspicions.informed:
