@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -56,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has gone (as in `sweeper show | head`): nothing to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return INTERRUPTED  # the terminal was closed: what was to be kept was kept before
     else:
         return code
 

@@ -53,7 +53,7 @@ from sweeper.report import (
 from sweeper.search.samplers import SamplerError
 from sweeper.search.study import Ended, Proposal, Search, Stop, sweep
 from sweeper.server import Registry, terminating_as_interrupt
-from sweeper.trial import attempt
+from sweeper.trial import Progress, attempt
 from sweeper.view import About, View
 
 BUSY_HOST_LOAD = 0.5
@@ -396,6 +396,15 @@ class _Run:
         self.view.booting(number, self.search.boots, proposal.point, why=proposal.why)
         return self._attempt(proposal.point, number=number, trial=proposal.trial, racing=True)
 
+    def _watch(self, progress: Progress) -> None:
+        """Show how far the attempt is; end it if the run was told to stop and Python lost that.
+
+        What a signal raises in the middle of a destructor never arrives where it could be caught.
+        """
+        if self.view.asked_to_stop:
+            raise KeyboardInterrupt
+        self.view.progress(progress)
+
     def _attempt(
         self, point: Point, *, number: int, trial: int, racing: bool, confirms: int | None = None
     ) -> Attempt:
@@ -414,7 +423,7 @@ class _Run:
                 trial=trial,
                 folder=partial,
                 registry=self.registry,
-                watch=self.view.progress,
+                watch=self._watch,
                 known=known,
                 confirms=confirms,
             )

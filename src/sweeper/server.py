@@ -525,7 +525,7 @@ def _healthy(client: httpx.Client, launch: Launch | Attach) -> bool:
 
 @contextmanager
 def terminating_as_interrupt(told: Callable[[], None] | None = None) -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C while inside: the engine is stopped, what is finished is kept.
+    """Treat SIGTERM and SIGHUP as Ctrl-C while inside: the engine is stopped, the finished is kept.
 
     `told` is called at once at either of them, in the middle of whatever is going on: it may only
     take note.
@@ -537,6 +537,9 @@ def terminating_as_interrupt(told: Callable[[], None] | None = None) -> Iterator
         raise KeyboardInterrupt
 
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
+    # A terminal that is closed; under nohup it is ignored, and stays so.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, interrupt)
     # Where Ctrl-C is ignored, as in the background of a shell, it stays ignored.
     if told is not None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)

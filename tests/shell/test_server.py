@@ -425,11 +425,26 @@ def test_forgetting_one_engine_keeps_the_others(tmp_path: Path, registry: Regist
 # ---- SIGTERM to us -----------------------------------------------------------------------------
 
 
-def test_sigterm_acts_as_ctrl_c_inside_and_as_before_outside() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), terminating_as_interrupt():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_sighup_act_as_ctrl_c_inside_and_as_before_outside(
+    number: signal.Signals,
+) -> None:
+    found = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), terminating_as_interrupt():
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, found)
+
+
+def test_a_hangup_that_is_ignored_stays_ignored() -> None:
+    found = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminating_as_interrupt():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, found)
 
 
 def test_sigterm_to_an_orchestrator_ends_its_engine(tmp_path: Path, mark: str) -> None:

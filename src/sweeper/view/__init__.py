@@ -160,6 +160,11 @@ class View:
         """Take note that the run was told to stop; safe in a signal handler, as it only notes."""
         self._stopping = True
 
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether the run was told to stop."""
+        return self._stopping
+
     def left(self) -> Left | None:
         """Return the time left with its spread, None before the first attempt has ended."""
         gone = self._elapsed_s()
