@@ -538,7 +538,7 @@ def terminating_as_interrupt(told: Callable[[], None] | None = None) -> Iterator
 
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
     # A terminal that is closed; under nohup it is ignored, and stays so.
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, interrupt)
     # Where Ctrl-C is ignored, as in the background of a shell, it stays ignored.
     if told is not None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -438,6 +438,21 @@ def test_sigterm_and_sighup_act_as_ctrl_c_inside_and_as_before_outside(
         signal.signal(number, found)
 
 
+def test_the_innermost_is_told_of_a_hangup() -> None:
+    told: list[str] = []
+    found = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with (
+            pytest.raises(KeyboardInterrupt),
+            terminating_as_interrupt(),
+            terminating_as_interrupt(lambda: told.append("hangup")),
+        ):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, found)
+    assert told == ["hangup"]
+
+
 def test_a_hangup_that_is_ignored_stays_ignored() -> None:
     found = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
