@@ -413,9 +413,8 @@ def probability(feasibility: Feasibility, row: np.ndarray) -> float:
     entries = feasibility.suspicions.entries(codes)
     memory = feasibility.memory.rows(codes)
     keys = np.zeros(1, dtype=np.int64)
-    return float(
-        feasibility.probability(Features(codes=codes, keys=keys, memory=memory, entries=entries))[0]
-    )
+    features = Features(codes=codes, keys=keys, memory=memory, entries=entries)
+    return float(feasibility.probability(features, feasibility.fitting(features))[0])
 
 
 def test_memory_that_runs_out_serving_where_it_was_short_anyway_tells_of_memory() -> None:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, assert_never
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from sweeper.core.evidence import Role
 from sweeper.core.launch import Death, Ended, Launch, Phase
 from sweeper.core.memory import Footprint
@@ -36,6 +34,7 @@ from sweeper.core.space import suggestion
 from sweeper.core.typed import FieldError, build
 from sweeper.engines import EngineOptions, ModelFacts, Wire
 from sweeper.engines.fake_server import ENDINGS, HOST, MIB, NAME, VERSION, Options, needed_bytes
+from sweeper.engines.metrics import draft_counters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,22 +306,7 @@ class Fake:
 
     def draft_counters(self, metrics: str) -> DraftCounters | None:
         """Return speculation's counters; None for a server that does not speculate."""
-        values: dict[str, int] = {}
-        at: dict[int, int] = {}
-        for family in text_string_to_metric_families(metrics):
-            for sample in family.samples:
-                if sample.name == "fake:spec_decode_num_accepted_tokens_per_pos_total":
-                    at[int(sample.labels["position"])] = int(sample.value)
-                else:
-                    values[sample.name] = int(sample.value)
-        if "fake:spec_decode_num_drafts_total" not in values:
-            return None
-        return DraftCounters(
-            steps=values["fake:spec_decode_num_drafts_total"],
-            drafted=values["fake:spec_decode_num_draft_tokens_total"],
-            accepted=values["fake:spec_decode_num_accepted_tokens_total"],
-            accepted_per_position=tuple(at[position] for position in sorted(at)),
-        )
+        return draft_counters(metrics, "fake:")
 
 
 # ---- Reading the log ---------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 from sweeper.core.launch import Phase
 from sweeper.core.pairs import Pairs, Scalar
+from sweeper.engines.lines import plain
 
 MIB = 2**20
 
 _LONGEST_LINE = 2048
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _OURS_NEEDLES = (
     "ggml", "llama", "gguf", "llm_load", "load_tensors", "print_info", "common_", "sched_reserve",
     "srv ", "slot ", "cmn ", "spec ", "main: ", "current device", "server_error", "speculative",
@@ -761,10 +761,7 @@ def asked_for_no_layers(reading: Reading) -> bool:
 def _clean(log: Iterable[str]) -> Iterator[str]:
     for raw in log:
         for part in raw.splitlines() or [""]:
-            line = part[:_LONGEST_LINE]
-            if "\x1b" in line:
-                line = _ANSI.sub("", line)
-            line = line.strip()
+            line = plain(part, _LONGEST_LINE).strip()
             if line:
                 yield line
 

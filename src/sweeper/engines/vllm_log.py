@@ -21,11 +21,11 @@ from sweeper.core.outcome import (
     UnfitName,
 )
 from sweeper.core.pairs import Pairs, Scalar
+from sweeper.engines.lines import plain
 
 # --- lines ------------------------------------------------------------------------------------
 
 _LONGEST_LINE = 20_000
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LEVEL = re.compile(r"(?:^|[\s)|\]])(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?=:?\s)")
 _LOGGER = re.compile(r"\[[\w./-]+:\d+\] ?|\[[\w-]+\.py\] ?")
 _PROCESS = re.compile(r"^(?:\([\w :=.-]*(?:pid|rank)[=:]? ?\d+[\w :=.-]*\)\s?)+")
@@ -52,9 +52,7 @@ _FOREIGN = re.compile(
 def _lines(log: Iterable[str]) -> Iterator[str]:
     """Yield the lines of a log without colours; a progress bar's states are lines of their own."""
     for raw in log:
-        line = raw[:_LONGEST_LINE]
-        if "\x1b" in line:
-            line = _ANSI.sub("", line)
+        line = plain(raw, _LONGEST_LINE)
         if "\r" in line or "\n" in line:
             yield from (part for part in re.split(r"[\r\n]+", line) if part)
         else:

@@ -32,10 +32,9 @@ _DISCREPANCY = 0.05
 """GiB by which a linear form may be wrong however much it has seen."""
 
 INSIDE = frozenset({"oom_weights", "oom_draft_head", "oom_kv_cache"})
-OUTSIDE = frozenset({"oom_activation_profiling", "oom_cudagraph_capture", "oom_compute"})
-"""Endings beyond the planned budget, where a memory fraction plans; else they are inside it."""
 RUNTIME = "oom_runtime"
-"""What ran out serving a request: as OUTSIDE, where that is for lack of memory altogether."""
+OUTSIDE = frozenset({"oom_activation_profiling", "oom_cudagraph_capture", "oom_compute", RUNTIME})
+"""Endings beyond the planned budget, where a memory fraction plans; else they are inside it."""
 
 _OFF = frozenset({"none", "off", "no", "null", "false", "0", "", "disabled", "eager"})
 
@@ -361,15 +360,14 @@ class MemoryModel:
         inside = self._inside.rows(codes)[0]
         name = evidence.outcome
         served = evidence.kind in ("measured", "unfit")
-        outside = name in OUTSIDE or name == RUNTIME
-        if served or name in INSIDE or outside:
+        if served or name in INSIDE or name in OUTSIDE:
             self._compare(codes, fitted=served)
         self._learn_components(inside, codes, evidence)
         tokens = None
         if self._tokens is not None and self._context is not None:
             tokens = float(self._tokens[row[self._context]])
         pool = self._pool_gib(inside, evidence, tokens)
-        if name in INSIDE or (outside and self._outside is None):
+        if name in INSIDE or (name in OUTSIDE and self._outside is None):
             self.rests_on.append(number)
             group = _PHASE_GROUP.get(name, "compute")
             missing = evidence.shortfall_bytes
@@ -379,13 +377,13 @@ class MemoryModel:
                 self._learn_margin(inside, group, -missing / GIB)
             else:
                 self._learn_side(inside, group, above=False, than=-(missing or 0.0) / GIB)
-        elif served or outside:
+        elif served or name in OUTSIDE:
             if pool is not None:
                 self._learn_margin(inside, "kv", pool)
             if served or pool is None:
                 group = "all" if served else "kv"
                 self._learn_side(inside, group, above=True)
-        if self._outside is not None and (served or outside):
+        if self._outside is not None and (served or name in OUTSIDE):
             self._learn_outside(self._outside.rows(codes)[0], evidence, served)
 
     def _learn_components(self, inside: Floats, codes: Codes, evidence: Evidence) -> None:

@@ -105,7 +105,9 @@ class Feasibility:
             self._refused[seen.number] = seen.row
             return
         if evidence is not None:
-            memory = name in INSIDE or name in OUTSIDE or self._short(seen.row, name)
+            memory = name in INSIDE or (
+                name in OUTSIDE and (name != RUNTIME or self._short(seen.row))
+            )
             if self.memory.informed and (memory or served):
                 self.memory.learn(seen.row, evidence, seen.number)
             if memory and not served:
@@ -116,13 +118,13 @@ class Feasibility:
         self._labels.append(1.0 if works else -1.0)
         self._stale = True
 
-    def _short(self, row: Codes, name: str) -> bool:
-        """Tell whether a request ran out of memory because the point needs too much.
+    def _short(self, row: Codes) -> bool:
+        """Tell whether a request that ran out of memory did so because the point needs too much.
 
         There are windows of points that die serving while others that need more do not: what was
         surely thought to fit is one of these, and no reason to doubt what is known of sizes.
         """
-        if name != RUNTIME or not self.memory.informed:
+        if not self.memory.informed:
             return False
         return bool(1 - self.memory.fits(self.memory.rows(row[None, :]))[0] > _BY_CHANCE)
 
@@ -159,11 +161,9 @@ class Feasibility:
             return np.ones(len(features.codes))
         return self.memory.fits(features.memory)
 
-    def probability(self, features: _Features) -> Floats:
-        """Return the probability that each point works."""
-        result = self.suspicions.supported(features.entries)
-        if self.memory.informed:
-            result = result * self.memory.fits(features.memory)
+    def probability(self, features: _Features, fits: Floats) -> Floats:
+        """Return the probability that each point works, given the one that it fits."""
+        result = self.suspicions.supported(features.entries) * fits
         if self._other_failures:
             self._train()
             mean, sd = self._other.predict(features.codes)
@@ -566,7 +566,8 @@ class FrontierModel:
 
     def probability(self, codes: Codes) -> Floats:
         """Return the probability that each point works."""
-        return self.feasibility.probability(self._features(codes))
+        features = self._features(codes)
+        return self.feasibility.probability(features, self.feasibility.fitting(features))
 
     @one_thread()
     def choose(self, taken: set[int], pending: Codes) -> Choice | None:
@@ -588,10 +589,11 @@ class FrontierModel:
             other = self._generator.choice(index, size=100)
             index = np.unique(np.concatenate([top[fresh[top]], other]))
         screened = features.at(index)
-        works = self.feasibility.probability(screened)
+        fits = self.feasibility.fitting(screened)
+        works = self.feasibility.probability(screened, fits)
         gain = self.objectives.improvement(screened.codes, pending)
         worth = gain * works
-        cost = self._cost(works, self.feasibility.fitting(screened))
+        cost = self._cost(works, fits)
         # Ties are many before anything is measured; chance and not the order of axes decides.
         chance = 1 + 1e-6 * self._generator.random(len(worth))
         volume = self.objectives.volume()
