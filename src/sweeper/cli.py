@@ -388,6 +388,7 @@ def _export(call: Call) -> int:
                 study_folder=folder,
                 failed=[each for each in attempts if not isinstance(each.outcome, Measured)],
                 front=front,
+                everyone=attempts,
                 health_path=loaded.engine.wire.health_path,
             )
         except RecipeError as error:

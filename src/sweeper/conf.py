@@ -71,6 +71,10 @@ SAMPLERS = ("frontier", "tpe", "nsga2", "random", "qmc", "grid", "gp", "target")
 # --- schemas: mutable, because hydra-core 1.3 demands it; nothing past `load` sees them ---------
 
 
+MEMORY_LEFT = "memory_left"
+AUTO = "auto"
+
+
 @dataclass
 class EngineSchema:
     name: str = MISSING
@@ -187,6 +191,7 @@ class GuardSchema:
 class ConfirmSchema:
     rounds: int = 1
     boots: int = 8
+    checks: int = 6
 
 
 @dataclass
@@ -256,6 +261,7 @@ class Schema:
     guard: GuardSchema = field(default_factory=GuardSchema)
     proof: ProofSchema = field(default_factory=ProofSchema)
     confirm: ConfirmSchema = field(default_factory=ConfirmSchema)
+    limits: list[Any] = field(default_factory=lambda: [{"of": MEMORY_LEFT, "ge": AUTO}])
     mix_conditions: bool = False
     objectives: list[str] = field(default_factory=lambda: list(OBJECTIVES[:2]))
     warm_start: Any = True
@@ -419,6 +425,7 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
         ("sampler.stop_asks", schema.sampler.stop_asks, 1),
         ("confirm.rounds", schema.confirm.rounds, 0),
         ("confirm.boots", schema.confirm.boots, 0),
+        ("confirm.checks", schema.confirm.checks, 0),
         ("proof.boots", schema.proof.boots, 0),
         ("plan.points", schema.plan.points, 0),
         ("ui.port", schema.ui.port, 1),
@@ -867,7 +874,12 @@ def _study(
         also=also,
         guard=_guard(schema, sources),
         reference=_reference(schema, space, sources),
-        confirm=Confirm(rounds=schema.confirm.rounds, boots=schema.confirm.boots),
+        confirm=Confirm(
+            rounds=schema.confirm.rounds,
+            boots=schema.confirm.boots,
+            checks=schema.confirm.checks,
+        ),
+        memory_left_bytes=_memory_left(schema, sources),
         proof_boots=schema.proof.boots,
         mix_conditions=schema.mix_conditions,
         device_memory_bytes=sizes["device_memory"],
@@ -973,6 +985,27 @@ def _warm_start(schema: Schema, sources: _Sources) -> bool | tuple[str, ...]:
         f"warm_start: must be true, false or a list of studies, got {stated} "
         f"({sources.where('warm_start')})"
     )
+
+
+def _memory_left(schema: Schema, sources: _Sources) -> int | None:
+    """Return what a configuration must leave of memory, None for as much as follows from boots."""
+    found: int | None = None
+    seen = False
+    for index, raw in enumerate(schema.limits):
+        key = f"limits[{index}]"
+        if not isinstance(raw, dict) or set(raw) != {"of", "ge"} or raw["of"] != MEMORY_LEFT:
+            raise ConfError(
+                f"{key}: must be {{of: {MEMORY_LEFT}, ge: {AUTO} or a size such as 64MiB}}, got "
+                f"{raw!r} ({sources.where('limits')})"
+            )
+        if seen:
+            raise ConfError(f"{key}: {MEMORY_LEFT} is limited twice ({sources.where('limits')})")
+        seen = True
+        try:
+            found = None if raw["ge"] == AUTO else parse_bytes(raw["ge"])
+        except ValueError as error:
+            raise ConfError(f"{key}.ge: {error} ({sources.where('limits')})") from None
+    return found if seen else 0
 
 
 def _guard(schema: Schema, sources: _Sources) -> Guard:

@@ -37,6 +37,8 @@ class Job:
     objectives: tuple[str, ...] = OBJECTIVES[:2]
     proof_boots: int = 1
     """How often an engine that died in the proof of its context is booted again to find less."""
+    memory_left_bytes: int | None = None
+    """What a configuration must leave of memory to win (see `Study`)."""
     hardware: Pairs
     host: Pairs
 

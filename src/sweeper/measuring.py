@@ -41,7 +41,7 @@ from sweeper.core.quality import (
 from sweeper.core.sample import DraftCounters, Purpose, Sample
 from sweeper.core.stats import Doubt, summarise, telemetry_doubts
 from sweeper.core.telemetry import Telemetry
-from sweeper.core.workload import Load, Workload
+from sweeper.core.workload import Load, Repeats, Workload
 from sweeper.engines import Clocked, Engine, ModelFacts
 from sweeper.scoring import fixed_text_logprob
 from sweeper.server import Attached, Server
@@ -50,6 +50,7 @@ from sweeper.telemetry import watching
 _CLOCKS_TOLERANCE = 0.03
 _EARLY_SHARE = 0.9
 _DEAD_DRAFT_TOKENS = 50
+_BRIEF_TOKENS = 32
 _LEAST_SHARE = 0.97
 """The part of the window that must be proven: what holds less is not what was asked for."""
 _BRACKET_SHARE = 1 / 64
@@ -70,11 +71,23 @@ Watch = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """What is measured and how: the compared workload, further ones, and the guard's limits."""
+    """What is measured and how: the compared workload, further ones, and the guard's limits.
+
+    Without a guard its questions are not asked either.
+    """
 
     workload: Workload
     also: tuple[Workload, ...] = ()
-    guard: Guard = field(default_factory=Guard)
+    guard: Guard | None = field(default_factory=Guard)
+
+    def brief(self) -> Protocol:
+        """Return what shows whether the context holds and every stream answers, and no more."""
+        once = Repeats(least=1, most=1, interval=None, racing=False, warmup_min=0, warmup_max=0)
+        workload = replace(
+            self.workload, repeats=once, cached_runs=0, minutes=None,
+            max_tokens=min(self.workload.max_tokens, _BRIEF_TOKENS),
+        )  # fmt: skip
+        return Protocol(workload=workload, guard=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +138,15 @@ class Session:
         with self._client(server, self._protocol.workload) as client:
             if (first := self._first(client, server)) is not None:
                 return first
-            answers = self._answers(client, server)
-            if not isinstance(answers, list):
-                return answers
-            quality = self._quality(client, answers)
-            if (unfit := self._judged(quality)) is not None:
-                return unfit
+            answers: list[str] = []
+            quality = Quality()
+            if self._protocol.guard is not None:
+                given = self._answers(client, server)
+                if not isinstance(given, list):
+                    return given
+                answers, quality = given, self._quality(client, given)
+                if (unfit := self._judged(quality)) is not None:
+                    return unfit
             began = time.monotonic()
             context = self._prove(client, server)
             self.prove_s = time.monotonic() - began
@@ -243,6 +259,8 @@ class Session:
 
     def _judged(self, quality: Quality) -> Unfit | None:
         """Return why this quality must not win; what is worth a remark becomes a note."""
+        guard = self._protocol.guard
+        assert guard is not None
         reference = self._known.reference
         held = quality
         if reference is not None and not reference.trusted:
@@ -253,10 +271,10 @@ class Session:
             if self._known.best_logprob is None
             else Quality(mean_logprob=self._known.best_logprob)
         )
-        broken = judge(self._protocol.guard, held, best)
+        broken = judge(guard, held, best)
         if broken is not None:
             return self._unfit(*broken, facts=_facts_of(quality))
-        said = remark(self._protocol.guard, quality, best)
+        said = remark(guard, quality, best)
         if said is not None and said not in self.notes:
             self.notes.append(said)
         return None

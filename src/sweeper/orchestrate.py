@@ -51,7 +51,7 @@ from sweeper.report import (
     write_report,
 )
 from sweeper.search.samplers import SamplerError
-from sweeper.search.study import Ended, Proposal, Search, Stop, sweep
+from sweeper.search.study import Ended, Proposal, Search, Stop, confirm, sweep
 from sweeper.server import Registry, terminating_as_interrupt
 from sweeper.trial import Progress, attempt
 from sweeper.view import About, View
@@ -406,7 +406,14 @@ class _Run:
         self.view.progress(progress)
 
     def _attempt(
-        self, point: Point, *, number: int, trial: int, racing: bool, confirms: int | None = None
+        self,
+        point: Point,
+        *,
+        number: int,
+        trial: int,
+        racing: bool,
+        confirms: int | None = None,
+        brief: bool = False,
     ) -> Attempt:
         known = known_from(
             self.attempts,
@@ -426,37 +433,26 @@ class _Run:
                 watch=self._watch,
                 known=known,
                 confirms=confirms,
+                brief=brief,
             )
         except BaseException:
             self.store.discard(number)
             raise
 
     def confirm(self) -> None:
-        """Boot the members of the front afresh and measure them again, in interleaved order.
+        """Boot the members of the front afresh: measured again, and seen to work every time."""
 
-        What takes the place of a member that does not hold is measured again as well, as long as
-        the boots for it last.
-        """
-        choice = self.loaded.study.confirm
-        left = choice.boots
-        while left > 0 and choice.rounds > 0 and (members := unconfirmed(self.attempts)):
-            # Not in the order of the search, and every other round backwards: what changes with
-            # time on this machine must not fall on the same members each time.
-            order = [
-                each
-                for round_ in range(choice.rounds)
-                for each in (members if round_ % 2 == 0 else members[::-1])
-            ][:left]
-            for count, each in enumerate(order, start=1):
-                self.view.confirming(each.number, count, len(order), each.point)
-                done = self._attempt(
-                    each.point, number=self.store.next_number(), trial=each.trial, racing=False,
-                    confirms=each.number,
-                )  # fmt: skip
-                self.recorded(done)
-                left -= 1
-                if isinstance(done.outcome, HostFault):
-                    return
+        def boot(member: Attempt, brief: bool, count: int, of: int) -> Attempt:
+            self.view.confirming(member.number, count, of, member.point, brief=brief)
+            self.recorded(
+                self._attempt(
+                    member.point, number=self.store.next_number(), trial=member.trial,
+                    racing=False, confirms=member.number, brief=brief,
+                )
+            )  # fmt: skip
+            return self.attempts[-1]
+
+        confirm(self.loaded.study.confirm, lambda: self.attempts, boot=boot)
 
     @property
     def cards(self) -> int:
@@ -513,6 +509,7 @@ class _Run:
                 folder=self.folder / "recipes",
                 study_folder=self.folder,
                 front=front,
+                everyone=self.attempts,
                 health_path=self.loaded.engine.wire.health_path,
             )
         failures = 0

@@ -252,6 +252,7 @@ def duration(
             measure_s=each.timings.measure_s or 0.0,
         )
         for each in attempts
+        if not each.brief
     ]
     each_s: dict[str, float] | None = None
     if not spent:
@@ -264,7 +265,7 @@ def duration(
         rounds=study.confirm.rounds,
         most=study.confirm.boots,
     )
-    again = max(again - sum(each.confirms is not None for each in attempts), 0)
+    again = max(again - sum(each.confirms is not None and not each.brief for each in attempts), 0)
     minutes = study.budget.minutes
     reckoned = time_left(
         spent, Plan(boots=left, again=again, seconds=None if minutes is None else minutes * 60)

@@ -15,9 +15,10 @@ from sweeper.conf import OUTPUTS, Leaderboard, Loaded, outline
 from sweeper.core.comparable import Scope, incomparable
 from sweeper.core.front import Entry, pareto_front
 from sweeper.core.outcome import Attempt, Figures, Measured
-from sweeper.core.pairs import Pairs, Scalar, text
+from sweeper.core.pairs import Pairs, Point, Scalar, text
+from sweeper.core.reliability import Reliability
 from sweeper.core.space import suggestion
-from sweeper.core.standing import front_among
+from sweeper.core.standing import front_among, reliability_of
 from sweeper.places import ConfDirs, ConfError
 from sweeper.recipe import PICKS
 from sweeper.record.attempts import Attempts, RecordError
@@ -66,13 +67,14 @@ def rows_of(studies: Mapping[str, Sequence[Attempt]]) -> list[Row]:
     found: list[Row] = []
     for study, attempts in studies.items():
         by_number = {each.number: each for each in attempts}
+        holds = reliability_of(attempts)
         for row in trial_rows(attempts):
             attempt = by_number[row["attempt"]]
             found.append(
                 {
                     "study": study,
                     **row,
-                    **_figures(attempt),
+                    **_figures(attempt, holds),
                     "engine": attempt.engine.get("name"),
                     "engine_version": attempt.engine.get("engine_version"),
                     "model": attempt.model.get("name"),
@@ -84,14 +86,15 @@ def rows_of(studies: Mapping[str, Sequence[Attempt]]) -> list[Row]:
 
 _FIGURES = (
     "decode_tok_s", "decode_tok_s_low", "decode_tok_s_high", "acceptance", "ttft_ms",
-    "prefill_tok_s", "peak_memory_mib", "joules_per_token", "mean_logprob", "confirms", "doubts",
+    "prefill_tok_s", "peak_memory_mib", "memory_left_mib", "boots_held", "boots", "holds",
+    "joules_per_token", "mean_logprob", "confirms", "doubts",
 )  # fmt: skip
 
 
-def _figures(attempt: Attempt) -> Row:
+def _figures(attempt: Attempt, holds: Mapping[Point, Reliability]) -> Row:
     if not isinstance(attempt.outcome, Measured):
         return dict.fromkeys(_FIGURES)
-    row = measured_row(attempt, attempt.outcome, ())
+    row = measured_row(attempt, attempt.outcome, (), holds[attempt.point])
     return {key: row[key] for key in _FIGURES}
 
 

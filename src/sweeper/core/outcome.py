@@ -277,6 +277,8 @@ class Attempt:
     `engine`, `model`, `host` and `workload` hold the facts that make two attempts comparable.
     `port_argument` is the index of the port in `argv`: the one argument a recipe may replace.
     `confirms` is the attempt whose number was measured again after the search, None in the search.
+    `brief` then says that it was booted only to see whether it works again: nothing was repeated
+    often enough for a figure of its own.
     """
 
     study: str
@@ -298,3 +300,4 @@ class Attempt:
     notes: tuple[str, ...] = ()
     port_argument: int | None = None
     confirms: int | None = None
+    brief: bool = False

@@ -143,6 +143,11 @@ def _iqr(ordered: Sequence[float]) -> float:
     return third - first
 
 
+def normal_cdf(x: float) -> float:
+    """Return the probability that a standard normal value is below x."""
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
 def normal_quantile(p: float) -> float:
     """Return the quantile of the standard normal distribution at 0 < p < 1."""
     return statistics.NormalDist().inv_cdf(p)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sweeper.core.outcome import Attempt, Measured
+from sweeper.core.standing import reliability_of
 from sweeper.recipe.formats import FORMATS, Format, chart_name
 from sweeper.recipe.quoting import RecipeError
 from sweeper.recipe.reading import Command, Interval, Recipe, read_recipe
@@ -70,13 +72,16 @@ def write_recipes(
     study_folder: Path,
     failed: Sequence[Attempt] = (),
     front: Sequence[Attempt] = (),
+    everyone: Sequence[Attempt] = (),
     health_path: str | None = None,
 ) -> list[Path]:
     """Write one recipe for each attempt into the folder and return their paths, files or folders.
 
     The command is the recorded one, argument for argument, but for what the recipe lists. `failed`
-    are attempts of the study that did not work, `front` those that none other beats: a page tells
-    of them. `health_path` is where the server says that it is ready, if its adapter does not know.
+    are attempts of the study that did not work, `front` those that none other beats: a page lists
+    them. `everyone` are all attempts of the study: how often the point was booted, what it left of
+    memory, and whether it works every time stand in the recipe's header. `health_path` is where
+    the server says that it is ready, if its adapter does not know.
 
     Raises RecipeError for a format that does not exist or cannot hold the command, and for an
     attempt that was not measured; what was written before stays.
@@ -88,6 +93,7 @@ def write_recipes(
     written = []
     for attempt in attempts:
         source = _source(attempt, study_folder, failed, front, health_path)
+        source = _with_boots(source, everyone)
         files = rendered(source, form)
         name = source.name if chosen.suffix else chart_name(source)
         path = folder / f"{name}{chosen.suffix}"
@@ -157,6 +163,16 @@ def _source(
         health_path=health_path or known,
         front=tuple(front),
         failed=tuple(failed),
+    )
+
+
+def _with_boots(source: Source, everyone: Sequence[Attempt]) -> Source:
+    """Return the source with what all boots of its point show."""
+    point = source.attempt.point
+    return replace(
+        source,
+        hold=reliability_of(everyone).get(point),
+        boots=tuple(each.number for each in everyone if each.point == point),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sweeper.core.outcome import Attempt, Infeasible, Measured
 from sweeper.core.pairs import Pairs
-from sweeper.core.standing import front_among
+from sweeper.core.standing import front_among, reliability_of
 from sweeper.core.study import Study
 from sweeper.record.attempts import Attempts
 from sweeper.record.mlflow_design import ended_ms, epoch_ms
@@ -80,10 +80,16 @@ def _tell_attempt(tracking: Tracking, attempt: Attempt, folder: Path) -> None:
 
 
 def _tell_standing(tracking: Tracking, attempts: Sequence[Attempt]) -> None:
-    again = {each.point for each in attempts if each.confirms is not None and _is_measured(each)}
+    again = {
+        each.point
+        for each in attempts
+        if each.confirms is not None and not each.brief and _is_measured(each)
+    }
+    holds = reliability_of(attempts)
     tracking.front(
         [each.number for each in front_among(attempts)],
         [each.number for each in attempts if each.point in again and _is_measured(each)],
+        {each.number: holds[each.point] for each in attempts if each.point in holds},
     )
 
 

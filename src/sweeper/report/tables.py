@@ -11,6 +11,7 @@ from rich.text import Text
 
 from sweeper.core.outcome import Attempt
 from sweeper.core.pairs import Pairs, text
+from sweeper.core.reliability import Hold
 from sweeper.core.standing import front_among
 from sweeper.report.front import front_rows, trial_rows, varied
 from sweeper.report.words import count_text, figure_text, percent_text, subject_of
@@ -60,6 +61,13 @@ def front_table(
         column_of("proven\ntokens", rows, "proven_context_tokens", count_text, rank=1),
         column_of("ttft\nms", rows, "ttft_ms", figure_text, rank=4),
         column_of("accept.\n%", rows, "acceptance", percent_text, rank=5),
+        column_of("left\nMiB", rows, "memory_left_mib", figure_text, rank=4),
+        TableColumn(
+            header="boots\nheld",
+            cells=tuple(_boots(row) for row in rows),
+            rank=4,
+            right=False,
+        ),
         column_of("doubts", rows, "doubts", str, rank=6, right=False),
         column_of("prefill\ntok/s", rows, "prefill_tok_s", figure_text, rank=7),
         column_of("peak\nMiB", rows, "peak_memory_mib", count_text, rank=8),
@@ -97,6 +105,12 @@ def trials_table(
     return fitted_table(
         f"attempts of {subject_of(everyone)}", columns, same, width, empty="none yet"
     )
+
+
+def _boots(row: Mapping[str, Any]) -> str:
+    """Return how many boots of a point held, and where it is not known whether all will."""
+    held = f"{row['boots_held']}/{row['boots']}"
+    return held if row["holds"] in (Hold.RELIABLE, Hold.UNKNOWN) else f"{held} {row['holds']}"
 
 
 def column_of(
