@@ -95,7 +95,9 @@ class Options(argparse.Namespace):
     is the share of a step without speculation that each drafted token adds to a step;
     `time_scale` divides all waiting; `ending_after` is how many completions are served well
     before an ending that happens in one. So many tokens of a chat's answer are
-    `reasoning_tokens`, unless its template is told `enable_thinking: false`.
+    `reasoning_tokens`, unless its template is told `enable_thinking: false`. From boot to boot it
+    needs more or less, by `memory_spread_mib`, one standard deviation: drawn by chance, or by the
+    seed and the number of the boot where it may count them in a `boots_file`.
     """
 
     port: int = 0
@@ -121,6 +123,8 @@ class Options(argparse.Namespace):
     ending_after: int = 0
     runtime_oom_tokens: int = 1024
     reasoning_tokens: int = 0
+    memory_spread_mib: float = 0.0
+    boots_file: str = ""
 
 
 # ---- What is simulated, as pure functions ------------------------------------------------------
@@ -889,6 +893,9 @@ class Boot:
             draft_mib=options.draft_mib,
             compute_mib=options.compute_mib,
         )
+        if options.memory_spread_mib > 0:
+            more = _drawn(options) * options.memory_spread_mib * MIB
+            self._needed["compute"] = max(self._needed["compute"] + round(more), 0)
 
     def check(self) -> None:
         """Print the settings and what they need, or leave if they cannot work."""
@@ -1000,6 +1007,17 @@ class Boot:
             leave(1, self._too_large(kind, size))
         self._free_bytes -= size
         say(f"fake: {kind} buffer size = {size / MIB:.2f} MiB")
+
+
+def _drawn(options: Options) -> float:
+    """Return by how many standard deviations this boot needs more than usual."""
+    if not options.boots_file:
+        return random.Random().gauss(0, 1)
+    with open(options.boots_file, "a+", encoding="ascii") as file:
+        file.write("boot\n")
+        file.seek(0)
+        boot = len(file.readlines())
+    return random.Random(f"{options.seed}:{boot}").gauss(0, 1)
 
 
 class Parser(argparse.ArgumentParser):
