@@ -1013,7 +1013,9 @@ def _drawn(options: Options) -> float:
     """Return by how many standard deviations this boot needs more than usual."""
     if not options.boots_file:
         return random.Random().gauss(0, 1)
-    with open(options.boots_file, "a+", encoding="ascii") as file:
+    from pathlib import Path  # only here: every import is paid for at each start
+
+    with Path(options.boots_file).open("a+", encoding="ascii") as file:
         file.write("boot\n")
         file.seek(0)
         boot = len(file.readlines())
