@@ -28,7 +28,8 @@ from sweeper.core.outcome import (
     kind,
 )
 from sweeper.core.pairs import Point
-from sweeper.core.standing import Fallen, fallen, front_among, unconfirmed
+from sweeper.core.reliability import Hold, margin_words
+from sweeper.core.standing import Fallen, fallen, front_among, reliability_of, unconfirmed
 from sweeper.core.study import differences
 from sweeper.engines import EngineOptions
 from sweeper.host import load
@@ -85,6 +86,8 @@ class Summary:
     tracking_s: float | None = None
     fallen: tuple[Fallen, ...] = ()
     unconfirmed: int = 0
+    unsure: tuple[tuple[int, str], ...] = ()
+    """Members of the front that may not boot every time: the attempt, and its margin in words."""
     differences: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -104,6 +107,7 @@ class Summary:
                 for each in self.fallen
             ],
             "unconfirmed": self.unconfirmed,
+            "unsure": [{"attempt": number, "words": words} for number, words in self.unsure],
             "folder": str(self.folder),
             "recipes": [str(path) for path in self.recipes],
             "tracking_uri": self.tracking_uri,
@@ -127,6 +131,10 @@ class Summary:
             lines.append(
                 f"doubtful  {self.unconfirmed} members of the front were not measured again yet"
             )
+        lines += [
+            f"unsure    attempt {number} may not boot every time: {words}"
+            for number, words in self.unsure
+        ]
         if self.differences:
             lines.append("changed   " + "; ".join(self.differences))
             lines.append(
@@ -490,6 +498,7 @@ class _Run:
         # From disk, which knows best: an interrupt may fall between storing and remembering.
         self.attempts = self.store.all()
         front = front_among(self.attempts)
+        holds = reliability_of(self.attempts)
         recipes: list[Path] = []
         files: list[Path] = []
         if self.attempts:
@@ -535,6 +544,11 @@ class _Run:
             fallen=fallen(self.attempts),
             unconfirmed=(
                 len(unconfirmed(self.attempts)) if self.loaded.study.confirm.rounds else 0
+            ),
+            unsure=tuple(
+                (each.number, margin_words(holds[each.point]))
+                for each in front
+                if holds[each.point].hold is Hold.UNSURE
             ),
             differences=ended.differences,
         )
