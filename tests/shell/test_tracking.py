@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -349,7 +349,12 @@ class Moody(Store):
     def answers(self) -> bool:
         return self.there
 
-    def mark(self, front: frozenset[int], confirmed: frozenset[int]) -> None:
+    def mark(
+        self,
+        front: frozenset[int],
+        confirmed: frozenset[int],
+        holds: Mapping[int, tuple[str, str]],
+    ) -> None:
         if 1 in front and not self.done:
             self.done.append(0)
             raise ValueError("no")
