@@ -226,7 +226,7 @@ def test_threads_have_small_stacks_under_a_memory_limit(model: Path, tmp_path: P
     try:
         wait_for_health(f"http://127.0.0.1:{port}", process, log)
         maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-        threads = len(os.listdir(f"/proc/{process.pid}/task"))
+        threads = len(list(Path(f"/proc/{process.pid}/task").iterdir()))
     finally:
         process.kill()
         process.wait()
