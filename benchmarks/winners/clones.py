@@ -29,6 +29,7 @@ VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE")
 NO_ANSWER = "NO ANSWER"
 """`verify` itself could not say anything: this counts as no verdict, and is shown."""
 STOP_S = 60.0
+GIT = shutil.which("git") or "git"
 
 
 def run(argv: Sequence[str], *, folder: Path, env: Mapping[str, str], log: Path) -> tuple[int, str]:
@@ -37,7 +38,7 @@ def run(argv: Sequence[str], *, folder: Path, env: Mapping[str, str], log: Path)
     On Ctrl-C it gets a Ctrl-C of its own, so that it stops its engine, and is waited for.
     """
     with log.open("ab") as messages:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - words of our own, no shell
             argv, cwd=folder, env=dict(env), text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages,
         )  # fmt: skip
@@ -98,8 +99,8 @@ def commit() -> tuple[str, bool]:
     """Return the commit that is cloned, and whether the checkout has changes beside it."""
 
     def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(CHECKOUT), *words], check=True, capture_output=True, text=True
+        return subprocess.run(  # noqa: S603 - words of our own, no shell
+            [GIT, "-C", str(CHECKOUT), *words], check=True, capture_output=True, text=True
         ).stdout.strip()
 
     return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
@@ -161,8 +162,8 @@ def main() -> int:
     try:
         for number in range(1, asked.clones + 1):
             clone, log = folder / f"clone-{number}", folder / f"clone-{number}.log"
-            subprocess.run(
-                ["git", "clone", "--quiet", "--no-hardlinks", str(CHECKOUT), str(clone)], check=True
+            subprocess.run(  # noqa: S603 - words of our own, no shell
+                [GIT, "clone", "--quiet", "--no-hardlinks", str(CHECKOUT), str(clone)], check=True
             )
             print(f"clone {number} of {asked.clones}: make run", flush=True)
             seconds, recipes = made(clone, venv=venv, python=asked.python, log=log)
