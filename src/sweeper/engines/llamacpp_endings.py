@@ -271,6 +271,8 @@ def _memory(reading: Reading, death: Death) -> Failure | None:
             if required > free:
                 facts["shortfall_bytes"] = round(required - free)
                 said += f", {(required - free) / MIB:.1f} MiB too few"
+    if limit is not None:
+        said += _under(limit)
     for fact in ("context_tokens", "ubatch_tokens"):
         if (number := reading.number(fact)) is not None:
             facts[fact] = number
@@ -285,6 +287,10 @@ def _memory(reading: Reading, death: Death) -> Failure | None:
             try_next=_with_less(reading, name, required, free),
         ),
     )
+
+
+def _under(limit_bytes: int) -> str:
+    return f" under the limit of {limit_bytes / MIB:,.0f} MiB on the address space"
 
 
 def _kind_of(
@@ -363,16 +369,23 @@ def _contended(reading: Reading, death: Death) -> Failure | None:
 def _no_thread(reading: Reading, death: Death) -> Failure | None:
     """A thread needs address space for its stack: under a limit, its lack is a lack of memory."""
     seen = reading.at_all(Trouble.NO_THREAD)
-    if seen is None or (death.limit_bytes is None and reading.limit_bytes is None):
+    limit = death.limit_bytes if death.limit_bytes is not None else reading.limit_bytes
+    if seen is None or limit is None:
         return None
+    facts: dict[str, Scalar] = {"kind": "stack", "limit_bytes": limit}
+    said = ""
+    # How much a stack takes is up to the system, and only our own launcher says it.
+    if (stack := reading.number("thread_stack_bytes")) is not None:
+        facts["required_bytes"] = stack
+        said = f": {stack / MIB:.1f} MiB were asked for"
     serving = death.was_ready or reading.ready
     return Infeasible(
         name=InfeasibleName.OOM_RUNTIME if serving else InfeasibleName.OOM_COMPUTE,
         finding=_finding(
             reading,
-            "memory ran out for the stack of a thread",
+            f"memory ran out for the stack of a thread{said}{_under(limit)}",
             seen.line,
-            facts={"limit_bytes": death.limit_bytes or reading.limit_bytes},
+            facts=facts,
             phase=Phase.SERVING if serving else None,
         ),
     )

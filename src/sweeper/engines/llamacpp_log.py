@@ -321,6 +321,10 @@ _NEAR = 8
 _ADDRESS_SPACE = re.compile(
     r"sweeper: address space in use at the failure: (?P<used>\d+) bytes, limit (?P<limit>\d+) bytes"
 )
+_STACKS = re.compile(
+    r"sweeper: limit on the address space (?P<limit>\d+) bytes, "
+    r"stack of a thread (?P<stack>\d+) bytes"
+)
 _BUFFER = re.compile(
     r"(?:(?P<place>[A-Za-z]\w*) +)?(?P<kind>model|KV|RS|compute|output) +buffer size += +"
     r"(?P<mib>[\d.]+) MiB"
@@ -684,6 +688,8 @@ class Reading:
                 facts["needed_ubatch_tokens"] = int(found[1])
         if "address space" in low and (found := _ADDRESS_SPACE.search(line)):
             self.used_bytes, self.limit_bytes = int(found["used"]), int(found["limit"])
+        if "address space" in low and (found := _STACKS.search(line)):
+            self.limit_bytes, facts["thread_stack_bytes"] = int(found["limit"]), int(found["stack"])
 
     def _buffer(self, found: re.Match[str]) -> None:
         names = {"model": "weights", "KV": "kv_cache"}
