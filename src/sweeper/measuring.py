@@ -51,6 +51,7 @@ _CLOCKS_TOLERANCE = 0.03
 _EARLY_SHARE = 0.9
 _DEAD_DRAFT_TOKENS = 50
 _BRIEF_TOKENS = 32
+_LITTLE_TOKENS = 512
 _LEAST_SHARE = 0.97
 """The part of the window that must be proven: what holds less is not what was asked for."""
 _BRACKET_SHARE = 1 / 64
@@ -73,21 +74,26 @@ Watch = Callable[[Progress], None]
 class Protocol:
     """What is measured and how: the compared workload, further ones, and the guard's limits.
 
-    Without a guard its questions are not asked either.
+    Without a guard its questions are not asked either; where the context is not to be proven, a
+    few hundred tokens of it are.
     """
 
     workload: Workload
     also: tuple[Workload, ...] = ()
     guard: Guard | None = field(default_factory=Guard)
+    prove: bool = True
 
-    def brief(self) -> Protocol:
-        """Return what shows whether the context holds and every stream answers, and no more."""
+    def brief(self, *, prove: bool = True) -> Protocol:
+        """Return what shows whether the context holds and every stream answers, and no more.
+
+        Without the proof: where all memory is taken at boot.
+        """
         once = Repeats(least=1, most=1, interval=None, racing=False, warmup_min=0, warmup_max=0)
         workload = replace(
             self.workload, repeats=once, cached_runs=0, minutes=None,
             max_tokens=min(self.workload.max_tokens, _BRIEF_TOKENS),
         )  # fmt: skip
-        return Protocol(workload=workload, guard=None)
+        return Protocol(workload=workload, guard=None, prove=prove)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +321,12 @@ class Session:
         Where the engine survives but does not hold the window, the largest context that it does
         hold is found by bisection and said; what holds noticeably less than its window is unfit.
         """
+        if not self._protocol.prove:
+            little = min(self.window, _LITTLE_TOKENS)
+            began = self._fill(client, little)
+            if isinstance(began, RequestFailure):
+                return self._failed(began, server, Purpose.PROOF)
+            return self._held(began, little, refuses_more=None)
         self._watch(Progress(stage="prove", detail=f"{self.window:,} tokens"))
         filled = self._fill(client, self.window)
         proven = self.window
@@ -341,6 +353,9 @@ class Session:
         refuses = self._refuses_more(client)
         if isinstance(refuses, RequestFailure):
             return self._failed(refuses, server, Purpose.OVERFLOW)
+        return self._held(filled, proven, refuses_more=refuses)
+
+    def _held(self, filled: Sample, proven: int, *, refuses_more: bool | None) -> ProvenContext:
         held = filled.prompt_tokens + filled.completion_tokens
         ended_by_window = filled.finish_reason == "length" and held < proven
         return ProvenContext(
@@ -351,7 +366,7 @@ class Session:
             completion_tokens=filled.completion_tokens,
             prefill_tok_s=filled.prefill_tok_s or 0.0,
             decode_tok_s=filled.decode_tok_s,
-            refuses_more=refuses,
+            refuses_more=refuses_more,
         )
 
     def _fill(self, client: Client, tokens: int) -> Sample | RequestFailure:
@@ -494,6 +509,10 @@ class Session:
             context=context,
             drafts=compared.drafts,
             peak_bytes=peak,
+            ready_bytes=server.ready_bytes,
+            ready_device_bytes=(
+                None if server.ready_device_bytes is None else sum(server.ready_device_bytes)
+            ),
             figures=tuple(figures),
             telemetry=compared.telemetry,
             quality=sound,

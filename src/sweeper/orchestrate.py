@@ -28,7 +28,7 @@ from sweeper.core.outcome import (
     kind,
 )
 from sweeper.core.pairs import Point
-from sweeper.core.reliability import Hold, margin_words
+from sweeper.core.reliability import Hold, boot_decides, margin_words
 from sweeper.core.standing import Fallen, fallen, front_among, reliability_of, unconfirmed
 from sweeper.core.study import differences
 from sweeper.engines import EngineOptions
@@ -442,10 +442,20 @@ class _Run:
                 known=known,
                 confirms=confirms,
                 brief=brief,
+                prove=not brief or not self._boots_decide(point),
             )
         except BaseException:
             self.store.discard(number)
             raise
+
+    def _boots_decide(self, point: Point) -> bool:
+        """Tell whether every boot of a point took its memory before it was ready."""
+        known = [
+            each
+            for each in self.attempts
+            if each.point == point and isinstance(each.outcome, Measured)
+        ]
+        return bool(known) and all(boot_decides(each) for each in known)
 
     def confirm(self) -> None:
         """Boot the members of the front afresh: measured again, and seen to work every time."""

@@ -24,13 +24,14 @@ PROTOCOL_SCHEMA = 2
 def attempt(
     job: Job, point: Point, *, number: int, trial: int, folder: Path, registry: Registry,
     watch: Watch, known: Known | None = None, confirms: int | None = None, brief: bool = False,
+    prove: bool = True,
 ) -> Attempt:  # fmt: skip
     """Boot the point, prove its context, measure it, stop it, and return what came of it.
 
     `known` is what the study has found out by now, `confirms` the attempt that this one measures
-    again; `brief` only boots, proves and asks for one short answer of each stream, to see whether
-    it works. Whatever the engine does is an outcome of the attempt. Raises only for bugs of our own
-    and KeyboardInterrupt; the engine is gone in every case.
+    again; `brief` only boots, proves (unless `prove` is false) and asks for one short answer of
+    each stream, to see whether it works. Whatever the engine does is an outcome of the attempt.
+    Raises only for bugs of our own and KeyboardInterrupt; the engine is gone in every case.
     """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     began = time.perf_counter()
@@ -50,7 +51,7 @@ def attempt(
     protocol = Protocol(workload=job.workload, also=job.also, guard=job.guard)
     session = Session(
         engine=job.engine, settings=settings, model=model,
-        protocol=protocol.brief() if brief else protocol,
+        protocol=protocol.brief(prove=prove) if brief else protocol,
         known=known if known is not None else Known(),
         first_request_timeout_s=job.options.first_request_timeout_s,
         began=began, log=log, watch=watch,

@@ -20,6 +20,7 @@ from sweeper.core.reliability import (
     Hold,
     Reliability,
     Spread,
+    boot_decides,
     margin_words,
     reliabilities,
     rooms_of,
@@ -210,3 +211,19 @@ def test_what_is_called_reliable_is_reliable_in_nine_cases_of_ten(deviation_mib:
     wrong = sum(truth < CERTAIN for truth in reliable)
     expected = (1 - CONFIDENCE) * len(reliable)
     assert wrong <= expected + 2 * math.sqrt(expected * CONFIDENCE)  # by chance it may be more
+
+
+def test_the_boot_alone_decides_where_next_to_nothing_is_taken_later() -> None:
+    def grown(mib: float) -> Attempt:
+        attempt = boot(1, 20.0)
+        outcome = attempt.outcome
+        assert isinstance(outcome, Measured)
+        assert outcome.peak_bytes is not None
+        ready = outcome.peak_bytes - round(mib * MIB)
+        return replace(attempt, outcome=replace(outcome, ready_bytes=ready))
+
+    assert boot_decides(grown(0.0))
+    assert boot_decides(grown(2.0))
+    assert not boot_decides(grown(2.1))
+    assert not boot_decides(boot(1, 20.0))  # what it held when it was ready is not known
+    assert not boot_decides(measured_attempt(1))

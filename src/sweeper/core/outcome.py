@@ -172,6 +172,8 @@ class Measured:
     """It booted, held its context with real tokens, and was timed.
 
     The first figures are those of the load that the search compares; `figures` has every load's.
+    `ready_bytes` is what the engine held when it was ready, counted as `peak_bytes` is, and
+    `ready_device_bytes` what was in use on its cards then, by all programs.
     """
 
     decode_tok_s: Summary
@@ -183,6 +185,8 @@ class Measured:
     figures: tuple[Figures, ...] = ()
     telemetry: Telemetry | None = None
     quality: Quality | None = None
+    ready_bytes: int | None = None
+    ready_device_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,11 +41,15 @@ _STEPS: Final = tuple(step / 8 for step in range(-40, 41))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a boot left of one kind of memory, in bytes, and how much of it there is in all."""
+    """What a boot left of one kind of memory, in bytes, and how much of it there is in all.
+
+    `grown_bytes` is what was taken only after the engine was ready, None where that is not known.
+    """
 
     of: str
     left_bytes: float
     limit_bytes: float
+    grown_bytes: float | None = None
 
     @property
     def share(self) -> float:
@@ -72,28 +76,31 @@ def rooms_of(attempt: Attempt) -> tuple[Room, ...]:
     telemetry = outcome.telemetry
     on_card = None if telemetry is None else telemetry.gpu_peak_bytes
     if used is not None and capacity:
-        rooms.append(_room("the device", capacity, used))
+        rooms.append(_room("the device", capacity, used, ready=used))
     elif attempt.memory_limit_bytes is not None and outcome.peak_bytes is not None:
-        rooms.append(_room("the limit", attempt.memory_limit_bytes, outcome.peak_bytes))
+        limit, peak = attempt.memory_limit_bytes, outcome.peak_bytes
+        rooms.append(_room("the limit", limit, peak, ready=outcome.ready_bytes))
     elif card and on_card is not None and attempt.host.get("gpu_count", 1) == 1:
-        rooms.append(_room("the card", card, on_card))
+        rooms.append(_room("the card", card, on_card, ready=outcome.ready_device_bytes))
     elif not card and outcome.peak_bytes is not None:
         sizes = (
             _number(attempt.host.get(name)) for name in ("memory_bytes", "cgroup_memory_bytes")
         )
         host = min((size for size in sizes if size), default=None)
         if host is not None:
-            rooms.append(_room("the host's memory", host, outcome.peak_bytes))
+            peak, ready = outcome.peak_bytes, outcome.ready_bytes
+            rooms.append(_room("the host's memory", host, peak, ready=ready))
     pool = _number(attempt.engine.get("kv_cache_bytes"))
     windows = _number(attempt.engine.get("max_concurrency"))
     # An engine that chose the window by its pool has none to spare, and needs none.
     if pool and windows and windows >= 1 and "autofit_max_model_len" not in attempt.engine:
-        rooms.append(_room("the KV pool", pool, pool / windows))
+        rooms.append(_room("the KV pool", pool, pool / windows, ready=pool / windows))
     return tuple(rooms)
 
 
-def _room(of: str, limit: float, taken: float) -> Room:
-    return Room(of=of, left_bytes=limit - taken, limit_bytes=limit)
+def _room(of: str, limit: float, taken: float, *, ready: float | None) -> Room:
+    grown = None if ready is None else max(taken - ready, 0.0)
+    return Room(of=of, left_bytes=limit - taken, limit_bytes=limit, grown_bytes=grown)
 
 
 def _number(value: object) -> float | None:
@@ -202,6 +209,22 @@ def mib(size: float) -> str:
     if abs(number) < 10:
         return f"{number:.1f} MiB"
     return f"{number:,.0f} MiB" if abs(number) < 10_000 else f"{number / 1024:,.1f} GiB"
+
+
+_GROWN_SHARE: Final = 0.1
+
+
+def boot_decides(attempt: Attempt) -> bool:
+    """Tell whether an attempt took next to all of its memory before it was ready.
+
+    What came later is less than a tenth of what was left: whether the point works then shows
+    without a proof of its context.
+    """
+    rooms = rooms_of(attempt)
+    return bool(rooms) and all(
+        room.grown_bytes is not None and room.grown_bytes <= _GROWN_SHARE * room.left_bytes
+        for room in rooms
+    )
 
 
 ENOUGH_BOOTS: Final = 6
