@@ -43,7 +43,7 @@ from sweeper.core.sample import DraftCounters, Purpose, Sample
 from sweeper.core.stats import Doubt, summarise, telemetry_doubts
 from sweeper.core.telemetry import Telemetry
 from sweeper.core.workload import Load, Workload
-from sweeper.engines import Clocked, Engine, ModelFacts
+from sweeper.engines import Clocked, Engine, ModelFacts, foreign_template, without_template
 from sweeper.scoring import fixed_text_logprob
 from sweeper.server import Attached, Server
 from sweeper.telemetry import watching
@@ -99,6 +99,7 @@ class Session:
         protocol: Protocol,
         known: Known,
         first_request_timeout_s: float,
+        brings_template: bool = False,
         began: float,
         log: list[str],
         watch: Watch,
@@ -108,6 +109,7 @@ class Session:
         self._model = model
         self._protocol = protocol
         self._known = known
+        self._brings_template = brings_template
         self._first_request_timeout_s = first_request_timeout_s
         self._began = began
         self._log = log
@@ -191,10 +193,29 @@ class Session:
                     ),
                 )
             self.window = chosen
+        props = client.page(self._engine.wire.props_path)
+        if (foreign := self._foreign_template(facts, props)) is not None:
+            return foreign
         if self._settings is None:
             return None
-        props = client.page(self._engine.wire.props_path)
         return self._engine.contradiction(self._settings, facts, props)
+
+    def _foreign_template(self, facts: Pairs, props: str | None) -> Unfit | None:
+        """Return that a chat would go through a template which the model does not know."""
+        workloads = (self._protocol.workload, *self._protocol.also)
+        chat = next((each for each in workloads if each.api == "chat"), None)
+        if chat is None or self._brings_template:
+            return None
+        said = foreign_template(self._engine, facts, props)
+        if said is None:
+            return None
+        return Unfit(
+            name=UnfitName.SILENT_FALLBACK,
+            finding=Finding(
+                phase=Phase.READY, cause=said,
+                explanation=without_template(chat.name, self._model.name),
+            ),
+        )  # fmt: skip
 
     # --- the guard ----------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ def attempt(
         protocol=Protocol(workload=job.workload, also=job.also, guard=job.guard),
         known=known if known is not None else Known(),
         first_request_timeout_s=job.options.first_request_timeout_s,
+        brings_template=job.brings_template,
         began=began, log=log, watch=watch,
     )  # fmt: skip
     with serving(launch, log_path=folder / "engine.log", registry=registry, watch=read) as started:

@@ -18,9 +18,9 @@ from sweeper.core.quality import loop
 
 LEAST_CHARACTERS = 64
 """Of shorter text nothing is said of loops: it is about sixteen tokens."""
-ROUND_SHARE = 0.6
+ROUND_SHARE = 0.45
 """An answer of which so much goes round in a circle is a loop."""
-COPIED_SHARE = 0.82
+COPIED_SHARE = 0.8
 """... and so is one of which so much stood before, in the prompt or the answer itself."""
 LOAD_SHARE = 0.2
 """So many of its answers make a load doubtful, at least one."""
@@ -32,7 +32,7 @@ _COPY_CHARACTERS = 40
 _COPY_PARTS = 10
 _SMALLEST_MATCH = 4
 _MOST_CHARACTERS = 12_000
-_RECENT_NUMBERS = 8
+_RECENT_NUMBERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
