@@ -133,6 +133,7 @@ class WorkloadSchema:
     name: str = MISSING
     api: str = "completion"
     prompt: str = ""
+    prompts: list[str] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
     to_window: bool = False
     streams: list[int] = field(default_factory=lambda: [1])
@@ -904,6 +905,7 @@ def _workload(schema: WorkloadSchema, sources: _Sources) -> Workload:
                 **plain,
                 **mappings,
                 "repeats": Repeats(**dataclasses.asdict(schema.repeats)),
+                "prompts": tuple(schema.prompts),
                 "prompt_tokens": tuple(schema.prompt_tokens),
                 "streams": tuple(schema.streams),
             }

@@ -13,6 +13,7 @@ from sweeper.bench import Client, RequestFailure, RequestTrouble
 from sweeper.core.acceptance import identity
 from sweeper.core.known import Known
 from sweeper.core.launch import Phase
+from sweeper.core.looping import Answer, Looks, looks
 from sweeper.core.outcome import (
     Broken,
     BrokenName,
@@ -42,7 +43,7 @@ from sweeper.core.sample import DraftCounters, Purpose, Sample
 from sweeper.core.stats import Doubt, summarise, telemetry_doubts
 from sweeper.core.telemetry import Telemetry
 from sweeper.core.workload import Load, Repeats, Workload
-from sweeper.engines import Clocked, Engine, ModelFacts
+from sweeper.engines import Clocked, Engine, ModelFacts, foreign_template, without_template
 from sweeper.scoring import fixed_text_logprob
 from sweeper.server import Attached, Server
 from sweeper.telemetry import watching
@@ -117,6 +118,7 @@ class Session:
         protocol: Protocol,
         known: Known,
         first_request_timeout_s: float,
+        brings_template: bool = False,
         began: float,
         log: list[str],
         watch: Watch,
@@ -126,6 +128,7 @@ class Session:
         self._model = model
         self._protocol = protocol
         self._known = known
+        self._brings_template = brings_template
         self._first_request_timeout_s = first_request_timeout_s
         self._began = began
         self._log = log
@@ -212,10 +215,29 @@ class Session:
                     ),
                 )
             self.window = chosen
+        props = client.page(self._engine.wire.props_path)
+        if (foreign := self._foreign_template(facts, props)) is not None:
+            return foreign
         if self._settings is None:
             return None
-        props = client.page(self._engine.wire.props_path)
         return self._engine.contradiction(self._settings, facts, props)
+
+    def _foreign_template(self, facts: Pairs, props: str | None) -> Unfit | None:
+        """Return that a chat would go through a template which the model does not know."""
+        workloads = (self._protocol.workload, *self._protocol.also)
+        chat = next((each for each in workloads if each.api == "chat"), None)
+        if chat is None or self._brings_template:
+            return None
+        said = foreign_template(self._engine, facts, props)
+        if said is None:
+            return None
+        return Unfit(
+            name=UnfitName.SILENT_FALLBACK,
+            finding=Finding(
+                phase=Phase.READY, cause=said,
+                explanation=without_template(chat.name, self._model.name),
+            ),
+        )  # fmt: skip
 
     # --- the guard ----------------------------------------------------------------------------
 
@@ -532,18 +554,25 @@ class Session:
             noise=self._known.noise,
             bar=bar,
             max_tokens=self._room(workload, load, [], short=False),
+            prompts=max(len(workload.texts), 1),
         )
         label = _label(workload, load)
         warm: list[tuple[Sample, ...]] = []
         timed: list[tuple[Sample, ...]] = []
 
+        # However long the warm-up was, measured run i asks the same, with the same seed.
+        first_run = workload.repeats.warmup_max
+
         def ask(purpose: Purpose, *, short: bool) -> RequestFailure | None:
-            rounds = warm if purpose is Purpose.WARMUP else timed
+            warming = purpose is Purpose.WARMUP
+            rounds = warm if warming else timed
             samples = client.ask(
                 load,
-                run=len(warm) + len(timed),
+                run=len(warm) if warming else first_run + len(timed),
                 purpose=purpose,
                 max_tokens=self._room(workload, load, [*warm, *timed], short=short),
+                # Warm-up answers are compared with each other, so they are all of one prompt.
+                prompt=0 if warming else len(timed),
             )
             if isinstance(samples, RequestFailure):
                 return samples
@@ -595,7 +624,13 @@ class Session:
         if load.prompt_tokens is not None:
             left = self.window - load.prompt_tokens
         elif rounds:
-            left = self.window - max(each.prompt_tokens for each in rounds[-1]) - 8
+            # Another prompt than the last may come, and be longer by as much as its text is.
+            longest = max(len(each) for each in workload.texts)
+            left = self.window - 8
+            left -= max(
+                math.ceil(each.prompt_tokens * longest / max(len(workload.texts[each.prompt]), 1))
+                for each in rounds[-1]
+            )
         else:
             left = self.window // 2  # how long the prompt is has not been seen yet
         return max(min(wanted, left), 2)
@@ -643,6 +678,9 @@ class Session:
                 f"{drafts.drafted} tokens were drafted and none was accepted",
                 facts={"drafted_tokens": drafts.drafted},
             )
+        seen = looks(self._answered(workload, load, timed))
+        if (unfit := self._caused(workload, seen)) is not None:
+            return unfit
         speeds = _speeds(timed)
         if not speeds:
             return self._unfit(
@@ -656,7 +694,13 @@ class Session:
             ),
             *telemetry_doubts(telemetry),
             *_doubts_of(flat, drafts, clocks, ignore_eos=workload.ignore_eos),
+            *((Doubt.LOOPING,) if seen.doubtful else ()),
         ]
+        if seen.doubtful:
+            self.notes.append(
+                f"{workload.name}: {seen.count} of {seen.of} answers represent nothing; of the "
+                f"first of them, {seen.why}"
+            )
         gaps = [gap for each in flat for gap in each.gaps_s]
         prefill = [each.prefill_tok_s for each in flat if each.prefill_tok_s is not None]
         confidence = workload.repeats.confidence
@@ -691,6 +735,46 @@ class Session:
             ended=ended.value,
             tokens=sum(each.completion_tokens for each in flat),
             server=clocks,
+            answers=seen.of,
+            looping=seen.count,
+        )
+
+    def _answered(
+        self, workload: Workload, load: Load, timed: Sequence[tuple[Sample, ...]]
+    ) -> list[Answer]:
+        """Return the measured answers with what they were asked for."""
+        answers: list[Answer] = []
+        for round_ in timed:
+            for each in round_:
+                generated = load.prompt_tokens is not None
+                answers.append(
+                    Answer(
+                        text=each.text,
+                        prompt="" if generated else workload.texts[each.prompt],
+                        tokens=each.completion_tokens,
+                        asked=each.asked_tokens,
+                    )
+                )
+        return answers
+
+    def _caused(self, workload: Workload, seen: Looks) -> Unfit | None:
+        """Return that the setting makes answers loop which the reference's do not; None: not."""
+        reference = self._known.reference
+        if (
+            not seen.doubtful
+            or reference is None
+            or reference.looks is None
+            or workload.digest() != reference.workload
+            or not seen.caused(reference.looks)
+        ):
+            return None
+        theirs = reference.looks
+        return self._unfit(
+            UnfitName.GARBAGE_OUTPUT,
+            f"{seen.count} of {seen.of} measured answers represent nothing, and {theirs.count} of "
+            f"{theirs.of} of the reference, attempt {reference.attempt}; of the first of them, "
+            f"{seen.why}",
+            facts={"looping_answers": seen.count, "answers": seen.of},
         )
 
     def _metrics(self, client: Client) -> _Metrics:

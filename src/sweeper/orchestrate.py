@@ -238,7 +238,10 @@ def prepare(loaded: Loaded) -> Job:
         models = resolve_models(loaded.model)
     except ModelError as error:
         raise StudyError(str(error)) from None
-    return job_of(loaded, models, found)
+    job = job_of(loaded, models, found)
+    if (lacks := job.without_template()) is not None:
+        raise StudyError(lacks)
+    return job
 
 
 def _python() -> str:

@@ -148,7 +148,11 @@ def looking_ahead(
         options = loaded.options
         problems.append(_explained(found))
     models, absent = described_models(loaded.model)
-    return job_of(loaded, models, options), models, [*problems, *absent]
+    job = job_of(loaded, models, options)
+    problems += absent
+    if (lacks := job.without_template()) is not None:
+        problems.append(lacks)
+    return job, models, problems
 
 
 def need_of(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sweeper.conf import OUTPUTS, Leaderboard, Loaded, outline
 from sweeper.core.comparable import Scope, incomparable
 from sweeper.core.front import Entry, pareto_front
+from sweeper.core.objectives import counted_tok_s
 from sweeper.core.outcome import Attempt, Figures, Measured
 from sweeper.core.pairs import Pairs, Point, Scalar, text
 from sweeper.core.reliability import Reliability
@@ -85,9 +86,9 @@ def rows_of(studies: Mapping[str, Sequence[Attempt]]) -> list[Row]:
 
 
 _FIGURES = (
-    "decode_tok_s", "decode_tok_s_low", "decode_tok_s_high", "acceptance", "ttft_ms",
-    "prefill_tok_s", "peak_memory_mib", "memory_left_mib", "boots_held", "boots", "holds",
-    "joules_per_token", "mean_logprob", "confirms", "doubts",
+    "decode_tok_s", "decode_tok_s_low", "decode_tok_s_high", "counted_tok_s", "acceptance",
+    "ttft_ms", "prefill_tok_s", "peak_memory_mib", "memory_left_mib", "boots_held", "boots",
+    "holds", "joules_per_token", "mean_logprob", "confirms", "doubts",
 )  # fmt: skip
 
 
@@ -353,7 +354,7 @@ def board_of(
 
 
 def _speed(placed: Placed) -> float:
-    return placed.load.decode_tok_s.median
+    return counted_tok_s(placed.load)
 
 
 def _placed(study: str, attempts: Sequence[Attempt], workload: str | None) -> list[Placed]:
@@ -467,6 +468,7 @@ def _board_row(placed: Placed, *, rank: int | None, unbeaten: bool | None) -> Ro
         "decode_tok_s": load.decode_tok_s.median,
         "decode_tok_s_low": load.decode_tok_s.low,
         "decode_tok_s_high": load.decode_tok_s.high,
+        "counted_tok_s": counted_tok_s(load),
         "acceptance": drafts.acceptance if drafts is not None else None,
         "proven_context_tokens": result.context.proven_tokens,
         "memory_mib": memory / _MIB if memory is not None else None,

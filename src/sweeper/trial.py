@@ -54,6 +54,7 @@ def attempt(
         protocol=protocol.brief(prove=prove) if brief else protocol,
         known=known if known is not None else Known(),
         first_request_timeout_s=job.options.first_request_timeout_s,
+        brings_template=job.brings_template,
         began=began, log=log, watch=watch,
     )  # fmt: skip
     with serving(launch, log_path=folder / "engine.log", registry=registry, watch=read) as started:

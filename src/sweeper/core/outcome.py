@@ -123,7 +123,8 @@ class Figures:
     `itl_p99_s` the 99th percentile of all gaps. `ended` says why no more repeats were made.
     `cached_ttft_s` is the time to the first token of a prompt that the server had just read.
     `tokens` is how many were generated while the telemetry was watched, `server` the engine's own
-    sums over the same requests where it keeps them (`requests`, `decode_s`, `ttft_s`).
+    sums over the same requests where it keeps them (`requests`, `decode_s`, `ttft_s`). Of `answers`
+    measured answers `looping` represent nothing; None where nobody looked.
     """
 
     workload: str
@@ -141,6 +142,8 @@ class Figures:
     ended: str = ""
     tokens: int | None = None
     server: Pairs = Pairs()
+    answers: int | None = None
+    looping: int | None = None
 
     @property
     def joules_per_token(self) -> float | None:

@@ -13,6 +13,7 @@ import argparse
 import binascii
 import contextlib
 import errno
+import itertools
 import json
 import math
 import os
@@ -72,6 +73,7 @@ ENDINGS = {
     "empty-answer": "answers with status 200 and no tokens",
     "garbage": "repeats one token",
     "late-garbage": "answers well until --ending-after completions, and then repeats one word",
+    "looping": "goes round in a circle of 16 words in every answer, which drafts guess perfectly",
     "token-salad": "answers with words of all scripts thrown together, and bytes that are no text",
     "wrong-answers": "answers something else as soon as its KV cache is quantised",
     "error-in-stream": "sends an error object in the middle of a stream of status 200",
@@ -228,6 +230,9 @@ SALAD = (
 
 _BROKEN_WORDS = {"garbage": ("!",), "late-garbage": (" the",), "token-salad": SALAD}
 """What the endings that break an answer are written in."""
+
+_CIRCLE = 16
+"""Words of a loop: so many that three short answers of them are no collapse."""
 
 LOGPROB_LOSS = {"f16": 0.0, "q8_0": 0.005, "q4_0": 0.08}
 """Nats a token that a text seems less probable with a KV cache of each type."""
@@ -623,7 +628,12 @@ class Server:
         request = binascii.crc32(repr(asked.prompt).encode())
         writer = random.Random(f"text {options.model} {request} {self._corruption(ending)}")
         words = _BROKEN_WORDS.get(ending, WORDS)
-        acceptance = 0.0 if options.ending == "dead-draft" else options.acceptance
+        spoken: Iterator[str]
+        if ending == "looping":
+            spoken = itertools.cycle([writer.choice(words) for _ in range(_CIRCLE)])
+        else:
+            spoken = (writer.choice(words) for _ in itertools.count())
+        acceptance = {"dead-draft": 0.0, "looping": 1.0}.get(options.ending, options.acceptance)
         luck = random.Random(f"drafts {options.seed} {request} {wanted_tokens}")
         reply = Reply(connection, asked, model=options.model, number=number)
         if asked.stream:
@@ -640,7 +650,7 @@ class Server:
                 cost = (1 + options.draft_cost * step.drafted) / options.decode_tok_s
                 due_s += cost / options.time_scale
             ready = reply.piece(
-                "".join(writer.choice(words) for _ in range(step.tokens)),
+                "".join(itertools.islice(spoken, step.tokens)),
                 thought=made < asked.reasoning_tokens,
             )
             sleep_until(due_s)

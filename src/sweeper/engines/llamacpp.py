@@ -472,6 +472,12 @@ class LlamaCpp:
 
         return contradiction(settings, facts, props)
 
+    def foreign_template(self, facts: Pairs, props: str | None) -> str | None:
+        """Return what shows that the server fell back to ChatML, None where nothing does."""
+        from sweeper.engines.llamacpp_endings import foreign_template
+
+        return foreign_template(facts, props)
+
     def draft_counters(self, metrics: str) -> DraftCounters | None:
         """Return speculation's counters; None for a server that is too old to have them."""
         return draft_counters(metrics, "llamacpp:")

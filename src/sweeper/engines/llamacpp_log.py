@@ -331,6 +331,7 @@ _BUFFER = re.compile(
 )
 _SLOTS = re.compile(r"n_slots = (?P<slots>\d+)")
 _SLOT_WINDOW = re.compile(r"n_ctx_slot = (?P<tokens>\d+)|new slot,? n_ctx(?:_slot)? = (?P<own>\d+)")
+_CHATML = re.compile(r"fall(?:ing|s)? ?back (?:to|on) chatml")
 _WHEEL_VERSION = re.compile(r"^version: (?P<version>xllamacpp \S+)")
 _VERSION = re.compile(
     r"(?:\b(?:build_info|build)\s*[:=]\s*|\bversion\s*[:=]\s*(?=b?\d))(?P<version>b?\d[^,|]*)|"
@@ -651,6 +652,8 @@ class Reading:
             facts["slots"] = int(found["slots"])
         if ("version" in low or "build" in low) and self.phase.order < Phase.CONTEXT.order:
             self._version(line)
+        if "chatml" in low and _CHATML.search(low):
+            facts["chat_template_fallback"] = line.strip()[:300]
         if "flash" in low and not self.drafting and (found := _FLASH.search(line)):
             state = (found["state"] or found["flag"]).lower()
             facts["flash_attention"] = {"0": "disabled", "1": "enabled"}.get(state, state)

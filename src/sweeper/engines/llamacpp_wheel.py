@@ -335,6 +335,7 @@ FLAGS: tuple[Flag, ...] = (
     *switch(
         "-kvu --kv-unified", "-no-kvu --no-kv-unified", "kv_unified", "one KV buffer for all slots"
     ),
+    taking("--chat-template", "TEMPLATE", str, "chat_template", "name or text of a chat template"),
     *switch("--jinja", "--no-jinja", "use_jinja", "the chat template in full"),
     taking(
         "--chat-template-kwargs",

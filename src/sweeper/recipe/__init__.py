@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sweeper.core.objectives import counted_tok_s
 from sweeper.core.outcome import Attempt, Measured
 from sweeper.core.standing import reliability_of
 from sweeper.recipe.formats import FORMATS, Format, chart_name
@@ -20,7 +21,7 @@ from sweeper.record.codec import redacted
 
 
 def _fastest(front: Sequence[Attempt]) -> list[Attempt]:
-    return [max(front, key=lambda each: _measured(each).decode_tok_s.median)]
+    return [max(front, key=lambda each: counted_tok_s(_measured(each)))]
 
 
 def _longest(front: Sequence[Attempt]) -> list[Attempt]:
@@ -32,7 +33,7 @@ def _balanced(front: Sequence[Attempt]) -> list[Attempt]:
 
     Both objectives as doublings (log2), each between 0, its least on the front, and 1, its most.
     """
-    speeds = _shares([_measured(each).decode_tok_s.median for each in front])
+    speeds = _shares([counted_tok_s(_measured(each)) for each in front])
     windows = _shares([float(_measured(each).context.window_tokens) for each in front])
     away = [
         math.hypot(1 - speed, 1 - window) for speed, window in zip(speeds, windows, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from sweeper.core.objectives import counted_tok_s, why_counted
 from sweeper.core.outcome import Attempt, Figures, Measured, name
 from sweeper.core.pairs import Pairs, Scalar, text
 from sweeper.core.reliability import Hold, margin_words
@@ -41,6 +42,8 @@ def figures(measured: Measured) -> list[str]:
         )
     if speed.doubts:
         lines.append(f"doubts: {', '.join(doubt.value for doubt in speed.doubts)}")
+    if (counted := why_counted(measured)) is not None:
+        lines.append(counted)
     # The first load is the compared one, told above.
     lines += [f"{load(each)}: {_load_figures(each)}" for each in measured.figures[1:]]
     return lines
@@ -206,7 +209,7 @@ def secrets(source: Source) -> list[str]:
 
 def front_position(source: Source) -> str:
     """Return where on the front this attempt stands, in a sentence or two; "" if not known."""
-    speed = source.measured.decode_tok_s.median
+    speed = counted_tok_s(source.measured)
     window = source.measured.context.window_tokens
     others = [each.outcome for each in source.front if isinstance(each.outcome, Measured)]
     if not others:
@@ -215,7 +218,7 @@ def front_position(source: Source) -> str:
         return "Not one of those that none other beats: chosen by hand."
     if len(others) == 1:
         return "Of all configurations that were measured, none is faster or has more context."
-    fastest = max(each.decode_tok_s.median for each in others)
+    fastest = max(counted_tok_s(each) for each in others)
     longest = max(each.context.window_tokens for each in others)
     place = f"One of {len(others)} configurations that none other beats in speed and context: "
     if speed >= fastest and window >= longest:
@@ -275,4 +278,7 @@ def troubles(failed: Sequence[Attempt]) -> list[tuple[str, int, Attempt]]:
 
 def doubts_in_words(measured: Measured) -> list[str]:
     """Return the doubts about the compared figure as sentences."""
-    return [explained(doubt) for doubt in measured.decode_tok_s.doubts]
+    counted = why_counted(measured)
+    return [explained(doubt) for doubt in measured.decode_tok_s.doubts] + (
+        [] if counted is None else [counted]
+    )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from sweeper.core.objectives import counted_tok_s
 from sweeper.core.outcome import (
     Attempt,
     Broken,
@@ -108,6 +109,7 @@ def metrics_of(attempt: Attempt) -> dict[str, float]:
                 "decode_tok_s": measured.decode_tok_s.median,
                 "decode_tok_s_low": measured.decode_tok_s.low,
                 "decode_tok_s_high": measured.decode_tok_s.high,
+                "counted_tok_s": counted_tok_s(measured),
                 "proven_context_tokens": measured.context.proven_tokens,
                 "ttft_ms": measured.ttft_s.median * 1000,
                 "prefill_tok_s": prefill.median if prefill is not None else None,
@@ -398,7 +400,7 @@ def _trials_view(axes: Sequence[str]) -> dict[str, Any]:
     ]
     return {
         **_view(columns),
-        "orderByKey": "metrics.`decode_tok_s`",
+        "orderByKey": "metrics.`counted_tok_s`",
         "orderByAsc": False,
         "compareRunCharts": _charts(axes),
         "compareRunSections": [

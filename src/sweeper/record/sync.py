@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sweeper.core.objectives import counted_tok_s
 from sweeper.core.outcome import Attempt, Infeasible, Measured
 from sweeper.core.pairs import Pairs
 from sweeper.core.standing import front_among, reliability_of
@@ -103,7 +104,7 @@ def _progress(attempts: Sequence[Attempt]) -> Progress:
         front_size=len(front_among(attempts)),
         hypervolume=hypervolume_of(attempts),
         at_ms=ended_ms(attempts[-1]),
-        best_decode_tok_s=max((each.decode_tok_s.median for each in measured), default=None),
+        best_decode_tok_s=max((counted_tok_s(each) for each in measured), default=None),
         best_proven_context_tokens=max(
             (each.context.proven_tokens for each in measured), default=None
         ),

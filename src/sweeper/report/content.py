@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.core.comparable import FACTS, facts_of
+from sweeper.core.objectives import counted_tok_s
 from sweeper.core.outcome import Attempt, Figures, Measured, kind, name
 from sweeper.core.pairs import Pairs, Scalar, text
 from sweeper.core.protocol import Finished
@@ -209,7 +210,7 @@ def _leading(everyone: Sequence[Attempt], front: Sequence[Attempt]) -> tuple[Att
 
     def speed(attempt: Attempt) -> float:
         measured = attempt.outcome
-        return measured.decode_tok_s.median if isinstance(measured, Measured) else 0.0
+        return counted_tok_s(measured) if isinstance(measured, Measured) else 0.0
 
     others = [each for each in standing(everyone) if each.number not in chosen]
     return (*front, *sorted(others, key=speed, reverse=True))[:MOST_LINES]
@@ -257,7 +258,7 @@ def _tiles(front: Sequence[Attempt]) -> tuple[Tile, ...]:
     members = measured_of(front)
     if not members:
         return ()
-    fastest, fast = max(members, key=lambda each: each[1].decode_tok_s.median)
+    fastest, fast = max(members, key=lambda each: counted_tok_s(each[1]))
     longest, long = max(members, key=lambda each: each[1].context.window_tokens)
     tiles = [
         Tile(
@@ -335,7 +336,7 @@ def _front_grid(everyone: Sequence[Attempt]) -> Grid:
                 "" if share is None else percent_text(share),
                 _cell(row, "mean_logprob", lambda value: f"{value:.3f}"),
                 "" if row["confirms"] is None else f"of #{row['confirms']}",
-                row["doubts"],
+                "; ".join(filter(None, (row["doubts"], row["why_counted"]))),
             )
         )
     return _grid(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sweeper.core.front import hypervolume
+from sweeper.core.objectives import counted_tok_s, why_counted
 from sweeper.core.outcome import Attempt, Measured, kind, name
 from sweeper.core.pairs import Pairs, Scalar
 from sweeper.core.reliability import Reliability
@@ -59,7 +60,7 @@ def hypervolume_of(attempts: Iterable[Attempt]) -> float:
         return 0.0
     return hypervolume(
         (
-            (result.decode_tok_s.median, math.log2(result.context.window_tokens))
+            (counted_tok_s(result), math.log2(result.context.window_tokens))
             for _, result in measured_of(front_among(everyone))
         ),
         reference,
@@ -114,6 +115,7 @@ def measured_row(
         "decode_tok_s": speed.median,
         "decode_tok_s_low": speed.low,
         "decode_tok_s_high": speed.high,
+        "counted_tok_s": counted_tok_s(result),
         "proven_context_tokens": result.context.proven_tokens,
         "acceptance": result.drafts.acceptance if result.drafts is not None else None,
         "ttft_ms": result.ttft_s.median * 1000,
@@ -128,6 +130,7 @@ def measured_row(
         "mean_logprob": quality.mean_logprob if quality is not None else None,
         "confirms": attempt.confirms,
         "doubts": ", ".join(speed.doubts),
+        "why_counted": why_counted(result),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,8 +74,9 @@ def front_table(
         column_of("peak\nMiB", rows, "peak_memory_mib", count_text, rank=8),
     ]
     return fitted_table(
-        f"front of {subject_of(everyone)}", columns, same, width, empty="nothing measured"
-    )
+        f"front of {subject_of(everyone)}", columns, same, width, empty="nothing measured",
+        notes=[f"{row['attempt']}: {row['why_counted']}" for row in rows if row["why_counted"]],
+    )  # fmt: skip
 
 
 def trials_table(
@@ -136,9 +138,13 @@ def column_of(
 
 
 def fitted_table(
-    title: str, columns: Sequence[TableColumn], same: Pairs, width: int, *, empty: str
-) -> Table:
-    """Return a table that fits the width: the columns that matter least are left out, and named."""
+    title: str, columns: Sequence[TableColumn], same: Pairs, width: int, *, empty: str,
+    notes: Sequence[str] = (),
+) -> Table:  # fmt: skip
+    """Return a table that fits the width: the columns that matter least are left out, and named.
+
+    Below it stand what all rows share and these notes.
+    """
     shown = [column for column in columns if any(column.cells) or column.rank == 0]
     dropped: list[TableColumn] = []
     while _width(shown) > width and any(column.rank > 0 for column in shown):
@@ -149,6 +155,7 @@ def fitted_table(
     rows = len(columns[0].cells)
     missing = ", ".join(_flat(each.header) for each in reversed(dropped))
     notes = [
+        *(line for note in notes for line in textwrap.wrap(note, width)),
         f"all: {same}" if same else "",
         f"left out at {width} columns: {missing}" if dropped else "",
         empty if not rows else "",

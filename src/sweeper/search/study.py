@@ -18,7 +18,14 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from sweeper.core.memory import MemoryBound, OutOfMemory
-from sweeper.core.objectives import CONTEXT, QUALITY, SPEED, values_of
+from sweeper.core.objectives import (
+    CONTEXT,
+    QUALITY,
+    SPEED,
+    counted_tok_s,
+    draft_gain,
+    values_of,
+)
 from sweeper.core.outcome import Attempt, Broken, HostFault, Infeasible, Measured, Unfit
 from sweeper.core.pairs import Pairs, Point, Scalar
 from sweeper.core.reliability import USUAL_SHARE, ran_out, spread_of
@@ -404,11 +411,11 @@ class Search:
         if sum(is_contended(each) for each in known) > self._study.retries:
             return False
         everyone = [each for several in self._booted.values() for each in several]
-        hoped = outcome.decode_tok_s.high * _DISTURBED
+        hoped = outcome.decode_tok_s.high / draft_gain(outcome) * _DISTURBED
         return not any(
             isinstance(each.outcome, Measured)
             and each.point != attempt.point
-            and each.outcome.decode_tok_s.median >= hoped
+            and counted_tok_s(each.outcome) >= hoped
             and each.outcome.context.window_tokens >= outcome.context.window_tokens
             for each in standing(everyone)
         )
