@@ -23,8 +23,8 @@ from sweeper.core.looping import (
 PROSE = (
     "The ferry to the island leaves at seven, and in October it is still dark then. Agnes had "
     "packed the seed catalogues, two jars of honey and the letter from the council, which she had "
-    "not yet opened. The man who sold the tickets knew her by now. He asked whether the bridge would ever "
-    "be built, and she said that they had been building it since she was a girl."
+    "not yet opened. The man who sold the tickets knew her by now. He asked whether the bridge "
+    "would ever be built, and she said that they had been building it since she was a girl."
 )
 CODE = """
 def shares(counters):
