@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import measured_attempt
 
@@ -18,6 +18,9 @@ from sweeper.core.standing import front_among
 from sweeper.core.stats import Doubt
 from sweeper.recipe import PICKS
 from sweeper.report import front_rows
+
+# No deadline: on a busy machine, time says nothing.
+QUICK = settings(deadline=None)
 
 
 def looping(
@@ -61,6 +64,7 @@ def test_where_tokens_were_not_kept_the_steps_with_a_draft_tell() -> None:
     assert draft_gain(outcome_of(looping(measured_attempt(), steps=100, accepted=300))) == 4
 
 
+@QUICK
 @given(st.integers(1, 500), st.integers(0, 4000), st.integers(12, 4000))
 def test_it_never_counts_with_more_than_was_measured(
     steps: int, accepted: int, tokens: int

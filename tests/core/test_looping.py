@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweeper.core.looping import (
@@ -19,6 +19,9 @@ from sweeper.core.looping import (
     repeats,
     repetition,
 )
+
+# No deadline: on a busy machine, time says nothing.
+QUICK = settings(deadline=None)
 
 PROSE = (
     "The ferry to the island leaves at seven, and in October it is still dark then. Agnes had "
@@ -66,18 +69,21 @@ def test_text_that_says_something_new_is_no_loop(text: str) -> None:
     assert nothing(Answer(text=text, tokens=len(text) // 4, asked=len(text) // 4)) is None
 
 
+@QUICK
 @given(units, st.integers(0, 80))
 def test_a_unit_for_ever_is_a_loop_whatever_stands_before_it(unit: str, before: int) -> None:
     text = PROSE[:before] + unit * (6 + 500 // len(unit))
     assert repeats(text) is not None
 
 
+@QUICK
 @given(units, st.integers(1, 4000))
 def test_a_loop_that_counts_is_a_loop(unit: str, first: int) -> None:
     rounds = range(first, first + 6 + 600 // len(unit))
     assert repeats("".join(f"{number}. {unit}\n" for number in rounds)) is not None
 
 
+@QUICK
 @given(st.integers(0, 2**32))
 def test_random_words_are_no_loop(seed: int) -> None:
     vocabulary = PROSE.split() + CODE.split()
@@ -99,6 +105,7 @@ def test_of_a_text_of_a_few_words_nothing_is_said() -> None:
     assert repeats(("ha " * LEAST_CHARACTERS)[: LEAST_CHARACTERS - 2]) is None
 
 
+@QUICK
 @given(st.text(max_size=400), st.text(max_size=200))
 def test_shares_are_shares_for_any_text(text: str, prompt: str) -> None:
     found = repetition(text, prompt)
@@ -106,6 +113,7 @@ def test_shares_are_shares_for_any_text(text: str, prompt: str) -> None:
     assert 0 <= found.copied <= 1
 
 
+@QUICK
 @given(units)
 def test_more_rounds_are_never_less_of_a_circle(unit: str) -> None:
     few, many = (repetition(PROSE + unit * count).round for count in (8, 16))

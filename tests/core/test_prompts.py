@@ -7,7 +7,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweeper.core.protocol import (
@@ -19,6 +19,9 @@ from sweeper.core.protocol import (
 )
 from sweeper.core.stats import Doubt
 from sweeper.core.workload import Repeats, Workload
+
+# No deadline: on a busy machine, time says nothing.
+QUICK = settings(deadline=None)
 
 THREE = Workload(name="three", prompts=("one", "two", "three"), max_tokens=8, proof_answer_tokens=4)
 REPEATS = Repeats(least=6, most=24, warmup_min=0, warmup_max=0)
@@ -51,11 +54,13 @@ def test_decisions_fall_after_whole_rounds_of_the_prompts() -> None:
     assert tight.next([], speeds(9)) is Finished.TIGHT
 
 
+@QUICK
 @given(st.lists(st.floats(1, 1000), min_size=1, max_size=30))
 def test_of_one_prompt_speeds_stay_as_they_are(found: list[float]) -> None:
     assert within_prompts(found, [0] * len(found)) == found
 
 
+@QUICK
 @given(st.integers(6, 60), st.integers(0, 1000))
 def test_within_prompts_keeps_the_noise_and_drops_the_difference(count: int, seed: int) -> None:
     found = within_prompts(speeds(count, seed=seed), [i % 3 for i in range(count)])
