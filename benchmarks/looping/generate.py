@@ -1,4 +1,4 @@
-"""Makes `answers.new.jsonl`: what a small base model answers, at several temperatures, loops included.
+"""Makes `answers.new.jsonl`: what a small base model answers, loops included.
 
     python benchmarks/looping/generate.py [--model FILE.gguf]
 
@@ -29,18 +29,19 @@ HERE = Path(__file__).resolve().parent
 ANSWERS = HERE / "answers.new.jsonl"
 
 PROMPTS = (
-    "Rewrite this function with type hints and a docstring.\n\ndef bisect_left(a, x, lo=0, hi=None):"
+    "Rewrite this function with type hints and a docstring.\n\n"
+    "def bisect_left(a, x, lo=0, hi=None):"
     "\n    if hi is None:\n        hi = len(a)\n    while lo < hi:\n        mid = (lo + hi) // 2\n"
     "        if a[mid] < x:\n            lo = mid + 1\n        else:\n            hi = mid\n"
     "    return lo\n\nRewritten:\n",
     "The bakery on the corner opens at five. By half past four the ovens are hot and the windows "
     "have begun to cloud. Marta ties her apron, counts the trays, and",
     "A short history of the bicycle.\n\nThe first machine that deserves the name was built in",
-    "def read_table(path, separator=','):\n    \"\"\"Return the rows of a table as dictionaries."
-    "\"\"\"\n    rows = []\n    with open(path) as file:\n",
+    'def read_table(path, separator=\',\'):\n    """Return the rows of a table as dictionaries.'
+    '"""\n    rows = []\n    with open(path) as file:\n',
     "List ten animals that live in the desert:\n1.",
-    "{\n  \"orders\": [\n    {\"id\": 1001, \"customer\": \"Ines Weber\", \"items\": [{\"sku\": \"A-17\","
-    " \"count\": 2}], \"total\": 31.5},\n",
+    '{\n  "orders": [\n    {"id": 1001, "customer": "Ines Weber", "items": [{"sku": "A-17",'
+    ' "count": 2}], "total": 31.5},\n',
     "What is the capital of France, and why is it known?",
     "Explain how a compiler turns a program into machine code, step by step.",
     "Dear Sir or Madam,\n\nI am writing about the train from Lyon to Turin on the third of May.",

@@ -3,10 +3,10 @@
     python benchmarks/looping/score.py [--half tune|held|both] [--out results.json]
 
 Real text is read from this machine when it runs: the standard library and its packages (code),
-readmes, manuals and licences of packages (prose), and their JSON files. It differs between machines,
-so the counts do. Loops are of two kinds: what Gemma 3 270M answered (`answers.jsonl`, labelled by
-reading), and loops made of real text, which are loops by construction. Every text is in one half by
-a hash of its name; the limits were chosen on the first.
+readmes, manuals and licences of packages (prose), and their JSON files. It differs between
+machines, so the counts do. Loops are of two kinds: what Gemma 3 270M answered (`answers.jsonl`,
+labelled by reading), and loops made of real text, which are loops by construction. Every text is in
+one half by a hash of its name; the limits were chosen on the first.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def real_texts() -> Iterator[Item]:
         ],
     }
     for kind, files in kinds.items():
-        files = sorted({each for each in files if each.is_file()})
-        random.Random(kind).shuffle(files)  # noqa: S311 - a fixed choice
-        for file in files[:FILES]:
+        chosen = sorted({each for each in files if each.is_file()})
+        random.Random(kind).shuffle(chosen)  # noqa: S311 - a fixed choice
+        for file in chosen[:FILES]:
             try:
                 text = file.read_text(encoding="utf-8")
             except (OSError, UnicodeError):

@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sweeper.core.architecture import ELSEWHERE, FACTS, TEXT_FACTS
+from sweeper.core.architecture import ELSEWHERE, FACTS, TEXT_FACTS, TRUTH_FACTS
 from sweeper.core.objectives import OBJECTIVES
 from sweeper.core.pairs import Pairs, Point, Scalar, text
 from sweeper.core.quality import Guard
@@ -1077,9 +1077,12 @@ def _model_facts(key: str, stated: Mapping[str, Any], sources: _Sources) -> Pair
                 f"{suggestion(ELSEWHERE.get(name, name), tuple(FACTS))} ({sources.where(place)})"
             )
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        right = isinstance(value, str) if name in TEXT_FACTS else number and value >= 0
+        right, wanted = number and value >= 0, "a number, 0 or more"
+        if name in TEXT_FACTS:
+            right, wanted = isinstance(value, str), "text"
+        elif name in TRUTH_FACTS:
+            right, wanted = isinstance(value, bool), "true or false"
         if value is not None and not right and not isinstance(value, list | dict):
-            wanted = "text" if name in TEXT_FACTS else "a number, 0 or more"
             raise ConfError(
                 f"{place}: {FACTS[name]}; must be {wanted}, got {value!r} ({sources.where(place)})"
             )

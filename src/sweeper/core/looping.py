@@ -223,12 +223,14 @@ def foreign(text: str, prompt: str = "") -> str | None:
 
 _ASKED_LEAST = 16
 _AT_ONCE = 16
+_TEXTLESS = 8
+"""Fewer than one character in so many tokens: a server that hides thoughts shows more."""
 
 
 def ends_at_once(answer: Answer) -> str | None:
     """Return how an answer ends as good as before it began, None where it does not.
 
-    After a sixteenth of the tokens that were asked for; or most of its tokens have no text, as an
+    After a sixteenth of the tokens that were asked for; or its tokens have hardly any text, as an
     end of text that is ignored has none.
     """
     asked, tokens = answer.asked, answer.tokens
@@ -237,7 +239,7 @@ def ends_at_once(answer: Answer) -> str | None:
     if tokens * _AT_ONCE <= asked:
         return f"it ends after {tokens:,} of {asked:,} tokens"
     characters = len(answer.text.strip())
-    if characters * 2 < tokens:
+    if characters * _TEXTLESS < tokens:
         return f"its {tokens:,} tokens have only {characters:,} characters"
     return None
 

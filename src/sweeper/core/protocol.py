@@ -259,9 +259,12 @@ class Repetition:
         middle, variance = statistics.fmean(logs), 1 / n
         if n >= 3:
             middle, variance = statistics.median(logs), math.pi / 2 / n
-            own = statistics.stdev(logs)
-            if dof == 0 or own > cv:
-                cv, dof = own, n - 1
+            if rounds > 1 or self.prompts == 1:
+                own = statistics.stdev(map(math.log, self._within(measured)))
+                if dof == 0 or own > cv:
+                    cv, dof = own, n - self.prompts
+            elif dof == 0:
+                return False  # each prompt was asked once, which says nothing of noise
         elif dof == 0 or self._odd(warmup, measured):
             return False
         looks = self.repeats.most.bit_length()
