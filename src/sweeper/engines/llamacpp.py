@@ -414,7 +414,7 @@ class LlamaCpp:
             # glibc reserves 64 MiB of address space for every thread's arena; under a limit on
             # address space those empty reservations would count as the model's memory.
             env.setdefault("MALLOC_ARENA_MAX", "1")
-            # From this size on a block is mapped by itself. Unless it is set, it grows with what was
+            # From this size on a block is mapped by itself. Unless set, it grows with what was
             # freed, and a table of some MiB then finds a hole in the heap or makes it longer.
             env.setdefault("MALLOC_MMAP_THRESHOLD_", "131072")
             # Without a store of freed blocks for each thread, which makes the holes in the heap
