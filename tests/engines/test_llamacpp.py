@@ -273,8 +273,16 @@ def test_under_a_limit_arenas_do_not_count_as_memory_unless_the_study_says_so() 
         options = EngineOptions(binary="x", memory_limit_bytes=2**30, env=Pairs(**stated))
         return LLAMA.launch(LlamaCppSettings(), GEMMA, options, 1).env
 
-    assert env() == Pairs(MALLOC_ARENA_MAX="1", MALLOC_MMAP_THRESHOLD_="131072")
-    stated = {"MALLOC_ARENA_MAX": "4", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    assert env() == Pairs(
+        MALLOC_ARENA_MAX="1",
+        MALLOC_MMAP_THRESHOLD_="131072",
+        GLIBC_TUNABLES="glibc.malloc.tcache_count=0",
+    )
+    stated = {
+        "MALLOC_ARENA_MAX": "4",
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "GLIBC_TUNABLES": "glibc.malloc.tcache_count=7",
+    }
     assert env(**stated) == Pairs(**stated)
     assert LLAMA.launch(LlamaCppSettings(), GEMMA, EngineOptions(binary="x"), 1).env == Pairs()
 
