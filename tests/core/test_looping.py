@@ -97,6 +97,13 @@ def test_the_prompt_said_again_is_no_answer() -> None:
     assert "copied from the prompt" in said
 
 
+def test_code_of_the_prompt_said_again_is_no_answer_whatever_numbers_it_has() -> None:
+    asked = "Rewrite this function.\n\ndef middle(a, x, lo=0, hi=None):\n    if lo < 0:\n"
+    asked += "        raise ValueError(x)\n    while lo < hi:\n        mid = (lo + hi) // 2\n"
+    asked += "        lo = mid + 1 if a[mid] < x else mid - 1\n    return lo\n"
+    assert repetition(asked[asked.index("def") :], asked).copied > 0.99
+
+
 def test_a_few_words_of_the_prompt_are_an_answer() -> None:
     assert repeats(CODE, prompt=f"Explain this function:\n{CODE[:120]}") is None
 

@@ -530,7 +530,7 @@ def test_a_saved_view_holds_columns_order_and_charts_in_the_form_of_mlflow() -> 
     assert set(envelope) == {"name", "createdAt", "updatedAt", "state"}
     packed = envelope["state"].removeprefix("deflate;")
     state = json.loads(zlib.decompress(base64.b64decode(packed)))
-    assert state["orderByKey"] == "metrics.`decode_tok_s`"
+    assert state["orderByKey"] == "metrics.`counted_tok_s`"
     assert state["selectedColumns"][0] == "metrics.`decode_tok_s`"
     assert state["selectedColumns"][-2:] == ["params.`context`", "params.`acc_`"]
     sections = {each["uuid"] for each in state["compareRunSections"]}

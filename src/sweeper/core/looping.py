@@ -127,10 +127,22 @@ def repetition(text: str, prompt: str = "") -> Repetition:
     prompt or the answer, and may run into itself. A loop is one endless piece, whatever the length
     of its unit; records of a table, which share their keys, break at each new value. A piece that
     runs into itself is a circle.
+
+    The larger share counts of the text as it stands, and of the text with numbers that count on
+    made equal, which takes counters out of circles and can put new breaks into plain copies.
     """
     recent: deque[int] = deque(maxlen=_RECENT_NUMBERS)
-    before = _evened(prompt, recent)[-_MOST_CHARACTERS:]
-    flat = _evened(text, recent)[:_MOST_CHARACTERS]
+    plain = _measured(_flat(text), _flat(prompt))
+    evened = _measured(*reversed([_evened(each, recent) for each in (prompt, text)]))
+    return Repetition(
+        characters=plain.characters,
+        round=max(plain.round, evened.round),
+        copied=max(plain.copied, evened.copied),
+    )
+
+
+def _measured(flat: str, before: str) -> Repetition:
+    flat, before = flat[:_MOST_CHARACTERS], before[-_MOST_CHARACTERS:]
     if not flat:
         return Repetition(characters=0, round=0.0, copied=0.0)
     whole, at = f"{before}\x00{flat}", len(before) + 1
@@ -177,7 +189,7 @@ _NUMBER = re.compile(r"\d{1,9}(?!\d)")
 
 
 def _evened(text: str, recent: deque[int]) -> str:
-    """Return a text with blanks in a row as one, and each number that counts on as `#`."""
+    """Return a text with blanks in a row as one, and a number that counts on as `#`."""
 
     def number(match: re.Match[str]) -> str:
         value = int(match[0])
@@ -185,7 +197,11 @@ def _evened(text: str, recent: deque[int]) -> str:
         recent.append(value)
         return "#" if counts else match[0]
 
-    return _NUMBER.sub(number, " ".join(text.split()))
+    return _NUMBER.sub(number, _flat(text))
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _shown(unit: str) -> str:
