@@ -73,7 +73,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def job(model: Path, tmp_path: Path, cache: Path) -> Job:
     del cache
-    return _job(model, tmp_path, limit="600MiB")
+    return _job(model, tmp_path, limit="540MiB")
 
 
 def _job(model: Path, folder: Path, *, limit: str, overrides: Sequence[str] = ()) -> Job:
@@ -158,7 +158,7 @@ def test_a_context_beyond_the_limit_really_runs_out_of_memory_for_the_kv_cache(
     assert isinstance(done.outcome, Infeasible), done.outcome
     assert done.outcome.name is InfeasibleName.OOM_KV_CACHE
     facts = done.outcome.finding.facts
-    assert facts["limit_bytes"] == 600 * 2**20
+    assert facts["limit_bytes"] == 540 * 2**20
     required, free, missing = (
         facts["required_bytes"], facts["free_bytes"], facts["shortfall_bytes"],
     )  # fmt: skip
@@ -174,7 +174,7 @@ def test_weights_beyond_the_limit_really_run_out_of_memory(tmp_path: Path, cache
         tmp_path / "large.gguf", layers=8, embedding=512, feed_forward=4096, heads=8
     )
     job = _job(
-        large, tmp_path, limit="300MiB", overrides=["+engine.params.mmap=false", "enqueue=[]"]
+        large, tmp_path, limit="235MiB", overrides=["+engine.params.mmap=false", "enqueue=[]"]
     )
     done = _attempt(job, _point(), tmp_path)
     assert isinstance(done.outcome, Infeasible), done.outcome
@@ -187,7 +187,7 @@ def test_buffers_beyond_the_limit_really_run_out_of_memory_for_compute(
 ) -> None:
     del cache
     wide = ["+engine.params.batch=8192", "+engine.params.ubatch=8192", "space.context=[8192]"]
-    job = _job(model, tmp_path, limit="600MiB", overrides=wide)
+    job = _job(model, tmp_path, limit="540MiB", overrides=wide)
     done = _attempt(job, _point(context=8192, flash_attn="off"), tmp_path)
     assert isinstance(done.outcome, Infeasible), done.outcome
     assert done.outcome.name is InfeasibleName.OOM_COMPUTE
@@ -200,7 +200,7 @@ def test_a_model_that_is_cut_off_is_a_fault_of_the_host_and_not_of_the_point(
     del cache
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(model.read_bytes()[:-100_000])
-    done = _attempt(_job(cut, tmp_path, limit="600MiB"), _point(), tmp_path)
+    done = _attempt(_job(cut, tmp_path, limit="540MiB"), _point(), tmp_path)
     assert isinstance(done.outcome, HostFault), done.outcome
     assert done.outcome.name is HostFaultName.MODEL_NOT_FOUND_OR_GATED
 
@@ -208,7 +208,7 @@ def test_a_model_that_is_cut_off_is_a_fault_of_the_host_and_not_of_the_point(
 def test_a_missing_model_is_refused_before_anything_boots(tmp_path: Path, cache: Path) -> None:
     del cache
     with pytest.raises(StudyError, match="there is no file"):
-        _job(tmp_path / "nowhere.gguf", tmp_path, limit="600MiB")
+        _job(tmp_path / "nowhere.gguf", tmp_path, limit="540MiB")
 
 
 def test_a_draft_of_another_vocabulary_serves_without_speculation_and_must_not_win(
