@@ -180,10 +180,12 @@ class Client:
         purpose: Purpose,
         max_tokens: int,
         cached: bool = False,
+        prompt: int = 0,
     ) -> tuple[Sample, ...] | RequestFailure:
         """Ask what the load says, all streams at the same moment, and return a sample of each.
 
-        Prompts are made before any clock starts. With the workload's `fresh_prefix` each begins
+        `prompt` counts through the workload's prompts, and after the last begins again. Prompts
+        are made before any clock starts. With the workload's `fresh_prefix` each begins
         with words of its own. With `cached` all rounds of a load ask the same and the server may
         use its prompt cache: the first such round fills it. If one stream fails, the others are
         cut off and its failure is what the round came to.
@@ -193,6 +195,7 @@ class Client:
         if not workload.ignore_eos:
             extras.pop("ignore_eos", None)
         exchanges = []
+        which = prompt % len(workload.texts) if workload.texts else 0
         for stream in range(load.streams):
             fresh = workload.fresh_prefix and not cached
             number = _number(
@@ -206,11 +209,13 @@ class Client:
                     return tokens
                 asked: dict[str, Any] = {"prompt": tokens}
             else:
-                prompt = f"Request {number}.\n\n{workload.prompt}" if fresh else workload.prompt
+                text = workload.texts[which]
+                if fresh:
+                    text = f"Request {number}.\n\n{text}"
                 asked = (
-                    {"messages": [{"role": "user", "content": prompt}]}
+                    {"messages": [{"role": "user", "content": text}]}
                     if workload.api == "chat"
-                    else {"prompt": prompt}
+                    else {"prompt": text}
                 )
             if workload.api == "chat" and workload.chat_template:
                 asked["chat_template_kwargs"] = dict(workload.chat_template)
@@ -223,7 +228,8 @@ class Client:
                     },
                     blank=_Blank(
                         purpose=purpose, workload=workload.name, prompt_length=load.prompt_tokens,
-                        streams=load.streams, run=run, stream=stream, seed=seed,
+                        streams=load.streams, run=run, stream=stream, seed=seed, prompt=which,
+                        asked_tokens=max_tokens,
                     ),
                 )
             )  # fmt: skip
@@ -263,6 +269,7 @@ class Client:
                 purpose=purpose, workload=workload.name,
                 prompt_length=None if isinstance(prompt, str) else len(prompt),
                 streams=1, run=0, stream=0, seed=workload.seed,
+                asked_tokens=max_tokens,
             ),
             timeout_s=timeout_s,
         )  # fmt: skip
@@ -336,6 +343,8 @@ class _Blank:
     run: int
     stream: int
     seed: int | None
+    asked_tokens: int
+    prompt: int = 0
 
 
 class _Exchange:
@@ -668,6 +677,8 @@ class _Story:
             run=blank.run,
             stream=blank.stream,
             seed=blank.seed,
+            prompt=blank.prompt,
+            asked_tokens=blank.asked_tokens,
             began_s=began - zero,
             gaps_s=tuple(self._gaps),
         )

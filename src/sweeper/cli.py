@@ -388,6 +388,7 @@ def _export(call: Call) -> int:
                 study_folder=folder,
                 failed=[each for each in attempts if not isinstance(each.outcome, Measured)],
                 front=front,
+                everyone=attempts,
                 health_path=loaded.engine.wire.health_path,
             )
         except RecipeError as error:
@@ -400,14 +401,32 @@ def _export(call: Call) -> int:
                 "study": loaded.study.name,
                 "recipes": [str(path) for path in written],
                 "refused": refused,
+                "boots": {str(each.number): _boots_behind(each, attempts) for each in chosen},
             }
         )
     else:
         for path in written:
             print(path)
+        for each in chosen:
+            _complain(f"attempt {each.number}: {_boots_behind(each, attempts)['words']}")
         for form, why in refused.items():
             _complain(f"not as {form}: {why}")
     return OK
+
+
+def _boots_behind(chosen: Attempt, attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """Return which boots stand behind a recipe, and what they left of memory."""
+    from sweeper.core.reliability import margin_words
+    from sweeper.core.standing import reliability_of
+
+    hold = reliability_of(attempts)[chosen.point]
+    numbers = [each.number for each in attempts if each.point == chosen.point]
+    behind = ", ".join(map(str, numbers))
+    return {
+        "attempts": numbers,
+        "holds": hold.hold.value,
+        "words": f"{margin_words(hold)} (attempts {behind}), {hold.hold.value}",
+    }
 
 
 # --- verify -----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sweeper.core.architecture import ELSEWHERE, FACTS, TEXT_FACTS
+from sweeper.core.architecture import ELSEWHERE, FACTS, TEXT_FACTS, TRUTH_FACTS
 from sweeper.core.objectives import OBJECTIVES
 from sweeper.core.pairs import Pairs, Point, Scalar, text
 from sweeper.core.quality import Guard
@@ -69,6 +69,10 @@ SAMPLERS = ("frontier", "tpe", "nsga2", "random", "qmc", "grid", "gp", "target")
 
 
 # --- schemas: mutable, because hydra-core 1.3 demands it; nothing past `load` sees them ---------
+
+
+MEMORY_LEFT = "memory_left"
+AUTO = "auto"
 
 
 @dataclass
@@ -129,6 +133,7 @@ class WorkloadSchema:
     name: str = MISSING
     api: str = "completion"
     prompt: str = ""
+    prompts: list[str] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
     to_window: bool = False
     streams: list[int] = field(default_factory=lambda: [1])
@@ -187,6 +192,7 @@ class GuardSchema:
 class ConfirmSchema:
     rounds: int = 1
     boots: int = 8
+    checks: int = 6
 
 
 @dataclass
@@ -256,6 +262,7 @@ class Schema:
     guard: GuardSchema = field(default_factory=GuardSchema)
     proof: ProofSchema = field(default_factory=ProofSchema)
     confirm: ConfirmSchema = field(default_factory=ConfirmSchema)
+    limits: list[Any] = field(default_factory=lambda: [{"of": MEMORY_LEFT, "ge": AUTO}])
     mix_conditions: bool = False
     objectives: list[str] = field(default_factory=lambda: list(OBJECTIVES[:2]))
     warm_start: Any = True
@@ -419,6 +426,7 @@ def load(overrides: Sequence[str], dirs: ConfDirs) -> Loaded:
         ("sampler.stop_asks", schema.sampler.stop_asks, 1),
         ("confirm.rounds", schema.confirm.rounds, 0),
         ("confirm.boots", schema.confirm.boots, 0),
+        ("confirm.checks", schema.confirm.checks, 0),
         ("proof.boots", schema.proof.boots, 0),
         ("plan.points", schema.plan.points, 0),
         ("ui.port", schema.ui.port, 1),
@@ -867,7 +875,12 @@ def _study(
         also=also,
         guard=_guard(schema, sources),
         reference=_reference(schema, space, sources),
-        confirm=Confirm(rounds=schema.confirm.rounds, boots=schema.confirm.boots),
+        confirm=Confirm(
+            rounds=schema.confirm.rounds,
+            boots=schema.confirm.boots,
+            checks=schema.confirm.checks,
+        ),
+        memory_left_bytes=_memory_left(schema, sources),
         proof_boots=schema.proof.boots,
         mix_conditions=schema.mix_conditions,
         device_memory_bytes=sizes["device_memory"],
@@ -892,6 +905,7 @@ def _workload(schema: WorkloadSchema, sources: _Sources) -> Workload:
                 **plain,
                 **mappings,
                 "repeats": Repeats(**dataclasses.asdict(schema.repeats)),
+                "prompts": tuple(schema.prompts),
                 "prompt_tokens": tuple(schema.prompt_tokens),
                 "streams": tuple(schema.streams),
             }
@@ -975,6 +989,27 @@ def _warm_start(schema: Schema, sources: _Sources) -> bool | tuple[str, ...]:
     )
 
 
+def _memory_left(schema: Schema, sources: _Sources) -> int | None:
+    """Return what a configuration must leave of memory, None for as much as follows from boots."""
+    found: int | None = None
+    seen = False
+    for index, raw in enumerate(schema.limits):
+        key = f"limits[{index}]"
+        if not isinstance(raw, dict) or set(raw) != {"of", "ge"} or raw["of"] != MEMORY_LEFT:
+            raise ConfError(
+                f"{key}: must be {{of: {MEMORY_LEFT}, ge: {AUTO} or a size such as 64MiB}}, got "
+                f"{raw!r} ({sources.where('limits')})"
+            )
+        if seen:
+            raise ConfError(f"{key}: {MEMORY_LEFT} is limited twice ({sources.where('limits')})")
+        seen = True
+        try:
+            found = None if raw["ge"] == AUTO else parse_bytes(raw["ge"])
+        except ValueError as error:
+            raise ConfError(f"{key}.ge: {error} ({sources.where('limits')})") from None
+    return found if seen else 0
+
+
 def _guard(schema: Schema, sources: _Sources) -> Guard:
     limits = {
         each.name: getattr(schema.guard, each.name)
@@ -1042,9 +1077,12 @@ def _model_facts(key: str, stated: Mapping[str, Any], sources: _Sources) -> Pair
                 f"{suggestion(ELSEWHERE.get(name, name), tuple(FACTS))} ({sources.where(place)})"
             )
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        right = isinstance(value, str) if name in TEXT_FACTS else number and value >= 0
+        right, wanted = number and value >= 0, "a number, 0 or more"
+        if name in TEXT_FACTS:
+            right, wanted = isinstance(value, str), "text"
+        elif name in TRUTH_FACTS:
+            right, wanted = isinstance(value, bool), "true or false"
         if value is not None and not right and not isinstance(value, list | dict):
-            wanted = "text" if name in TEXT_FACTS else "a number, 0 or more"
             raise ConfError(
                 f"{place}: {FACTS[name]}; must be {wanted}, got {value!r} ({sources.where(place)})"
             )

@@ -34,6 +34,7 @@ def job_of(loaded: Loaded, models: dict[str | None, ModelFacts], options: Engine
         guard=study.guard,
         objectives=study.objectives,
         proof_boots=study.proof_boots,
+        memory_left_bytes=study.memory_left_bytes,
         hardware=hardware,
         host=host_facts(),
     )

@@ -13,6 +13,7 @@ from sweeper.bench import Client, RequestFailure, RequestTrouble
 from sweeper.core.acceptance import identity
 from sweeper.core.known import Known
 from sweeper.core.launch import Phase
+from sweeper.core.looping import Answer, Looks, looks
 from sweeper.core.outcome import (
     Broken,
     BrokenName,
@@ -41,8 +42,8 @@ from sweeper.core.quality import (
 from sweeper.core.sample import DraftCounters, Purpose, Sample
 from sweeper.core.stats import Doubt, summarise, telemetry_doubts
 from sweeper.core.telemetry import Telemetry
-from sweeper.core.workload import Load, Workload
-from sweeper.engines import Clocked, Engine, ModelFacts
+from sweeper.core.workload import Load, Repeats, Workload
+from sweeper.engines import Clocked, Engine, ModelFacts, foreign_template, without_template
 from sweeper.scoring import fixed_text_logprob
 from sweeper.server import Attached, Server
 from sweeper.telemetry import watching
@@ -50,6 +51,8 @@ from sweeper.telemetry import watching
 _CLOCKS_TOLERANCE = 0.03
 _EARLY_SHARE = 0.9
 _DEAD_DRAFT_TOKENS = 50
+_BRIEF_TOKENS = 32
+_LITTLE_TOKENS = 512
 _LEAST_SHARE = 0.97
 """The part of the window that must be proven: what holds less is not what was asked for."""
 _BRACKET_SHARE = 1 / 64
@@ -70,11 +73,28 @@ Watch = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """What is measured and how: the compared workload, further ones, and the guard's limits."""
+    """What is measured and how: the compared workload, further ones, and the guard's limits.
+
+    Without a guard its questions are not asked either; where the context is not to be proven, a
+    few hundred tokens of it are.
+    """
 
     workload: Workload
     also: tuple[Workload, ...] = ()
-    guard: Guard = field(default_factory=Guard)
+    guard: Guard | None = field(default_factory=Guard)
+    prove: bool = True
+
+    def brief(self, *, prove: bool = True) -> Protocol:
+        """Return what shows whether the context holds and every stream answers, and no more.
+
+        Without the proof: where all memory is taken at boot.
+        """
+        once = Repeats(least=1, most=1, interval=None, racing=False, warmup_min=0, warmup_max=0)
+        workload = replace(
+            self.workload, repeats=once, cached_runs=0, minutes=None,
+            max_tokens=min(self.workload.max_tokens, _BRIEF_TOKENS),
+        )  # fmt: skip
+        return Protocol(workload=workload, guard=None, prove=prove)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +118,7 @@ class Session:
         protocol: Protocol,
         known: Known,
         first_request_timeout_s: float,
+        brings_template: bool = False,
         began: float,
         log: list[str],
         watch: Watch,
@@ -107,6 +128,7 @@ class Session:
         self._model = model
         self._protocol = protocol
         self._known = known
+        self._brings_template = brings_template
         self._first_request_timeout_s = first_request_timeout_s
         self._began = began
         self._log = log
@@ -125,12 +147,15 @@ class Session:
         with self._client(server, self._protocol.workload) as client:
             if (first := self._first(client, server)) is not None:
                 return first
-            answers = self._answers(client, server)
-            if not isinstance(answers, list):
-                return answers
-            quality = self._quality(client, answers)
-            if (unfit := self._judged(quality)) is not None:
-                return unfit
+            answers: list[str] = []
+            quality = Quality()
+            if self._protocol.guard is not None:
+                given = self._answers(client, server)
+                if not isinstance(given, list):
+                    return given
+                answers, quality = given, self._quality(client, given)
+                if (unfit := self._judged(quality)) is not None:
+                    return unfit
             began = time.monotonic()
             context = self._prove(client, server)
             self.prove_s = time.monotonic() - began
@@ -190,10 +215,29 @@ class Session:
                     ),
                 )
             self.window = chosen
+        props = client.page(self._engine.wire.props_path)
+        if (foreign := self._foreign_template(facts, props)) is not None:
+            return foreign
         if self._settings is None:
             return None
-        props = client.page(self._engine.wire.props_path)
         return self._engine.contradiction(self._settings, facts, props)
+
+    def _foreign_template(self, facts: Pairs, props: str | None) -> Unfit | None:
+        """Return that a chat would go through a template which the model does not know."""
+        workloads = (self._protocol.workload, *self._protocol.also)
+        chat = next((each for each in workloads if each.api == "chat"), None)
+        if chat is None or self._brings_template:
+            return None
+        said = foreign_template(self._engine, facts, props)
+        if said is None:
+            return None
+        return Unfit(
+            name=UnfitName.SILENT_FALLBACK,
+            finding=Finding(
+                phase=Phase.READY, cause=said,
+                explanation=without_template(chat.name, self._model.name),
+            ),
+        )  # fmt: skip
 
     # --- the guard ----------------------------------------------------------------------------
 
@@ -243,6 +287,8 @@ class Session:
 
     def _judged(self, quality: Quality) -> Unfit | None:
         """Return why this quality must not win; what is worth a remark becomes a note."""
+        guard = self._protocol.guard
+        assert guard is not None
         reference = self._known.reference
         held = quality
         if reference is not None and not reference.trusted:
@@ -253,10 +299,10 @@ class Session:
             if self._known.best_logprob is None
             else Quality(mean_logprob=self._known.best_logprob)
         )
-        broken = judge(self._protocol.guard, held, best)
+        broken = judge(guard, held, best)
         if broken is not None:
             return self._unfit(*broken, facts=_facts_of(quality))
-        said = remark(self._protocol.guard, quality, best)
+        said = remark(guard, quality, best)
         if said is not None and said not in self.notes:
             self.notes.append(said)
         return None
@@ -297,6 +343,12 @@ class Session:
         Where the engine survives but does not hold the window, the largest context that it does
         hold is found by bisection and said; what holds noticeably less than its window is unfit.
         """
+        if not self._protocol.prove:
+            little = min(self.window, _LITTLE_TOKENS)
+            began = self._fill(client, little)
+            if isinstance(began, RequestFailure):
+                return self._failed(began, server, Purpose.PROOF)
+            return self._held(began, little, refuses_more=None)
         self._watch(Progress(stage="prove", detail=f"{self.window:,} tokens"))
         filled = self._fill(client, self.window)
         proven = self.window
@@ -323,6 +375,9 @@ class Session:
         refuses = self._refuses_more(client)
         if isinstance(refuses, RequestFailure):
             return self._failed(refuses, server, Purpose.OVERFLOW)
+        return self._held(filled, proven, refuses_more=refuses)
+
+    def _held(self, filled: Sample, proven: int, *, refuses_more: bool | None) -> ProvenContext:
         held = filled.prompt_tokens + filled.completion_tokens
         ended_by_window = filled.finish_reason == "length" and held < proven
         return ProvenContext(
@@ -333,7 +388,7 @@ class Session:
             completion_tokens=filled.completion_tokens,
             prefill_tok_s=filled.prefill_tok_s or 0.0,
             decode_tok_s=filled.decode_tok_s,
-            refuses_more=refuses,
+            refuses_more=refuses_more,
         )
 
     def _fill(self, client: Client, tokens: int) -> Sample | RequestFailure:
@@ -476,6 +531,10 @@ class Session:
             context=context,
             drafts=compared.drafts,
             peak_bytes=peak,
+            ready_bytes=server.ready_bytes,
+            ready_device_bytes=(
+                None if server.ready_device_bytes is None else sum(server.ready_device_bytes)
+            ),
             figures=tuple(figures),
             telemetry=compared.telemetry,
             quality=sound,
@@ -495,18 +554,25 @@ class Session:
             noise=self._known.noise,
             bar=bar,
             max_tokens=self._room(workload, load, [], short=False),
+            prompts=max(len(workload.texts), 1),
         )
         label = _label(workload, load)
         warm: list[tuple[Sample, ...]] = []
         timed: list[tuple[Sample, ...]] = []
 
+        # However long the warm-up was, measured run i asks the same, with the same seed.
+        first_run = workload.repeats.warmup_max
+
         def ask(purpose: Purpose, *, short: bool) -> RequestFailure | None:
-            rounds = warm if purpose is Purpose.WARMUP else timed
+            warming = purpose is Purpose.WARMUP
+            rounds = warm if warming else timed
             samples = client.ask(
                 load,
-                run=len(warm) + len(timed),
+                run=len(warm) if warming else first_run + len(timed),
                 purpose=purpose,
                 max_tokens=self._room(workload, load, [*warm, *timed], short=short),
+                # Warm-up answers are compared with each other, so they are all of one prompt.
+                prompt=0 if warming else len(timed),
             )
             if isinstance(samples, RequestFailure):
                 return samples
@@ -560,7 +626,13 @@ class Session:
         if load.prompt_tokens is not None:
             left = self.window - load.prompt_tokens
         elif rounds:
-            left = self.window - max(each.prompt_tokens for each in rounds[-1]) - 8
+            # Another prompt than the last may come, and be longer by as much as its text is.
+            longest = max(len(each) for each in workload.texts)
+            left = self.window - 8
+            left -= max(
+                math.ceil(each.prompt_tokens * longest / max(len(workload.texts[each.prompt]), 1))
+                for each in rounds[-1]
+            )
         else:
             left = self.window // 2  # how long the prompt is has not been seen yet
         return max(min(wanted, left), 2)
@@ -608,6 +680,9 @@ class Session:
                 f"{drafts.drafted} tokens were drafted and none was accepted",
                 facts={"drafted_tokens": drafts.drafted},
             )
+        seen = looks(self._answered(workload, load, timed))
+        if (unfit := self._caused(workload, seen)) is not None:
+            return unfit
         speeds = _speeds(timed)
         if not speeds:
             return self._unfit(
@@ -621,7 +696,13 @@ class Session:
             ),
             *telemetry_doubts(telemetry),
             *_doubts_of(flat, drafts, clocks, ignore_eos=workload.ignore_eos),
+            *((Doubt.LOOPING,) if seen.doubtful else ()),
         ]
+        if seen.doubtful:
+            self.notes.append(
+                f"{workload.name}: {seen.count} of {seen.of} answers represent nothing; of the "
+                f"first of them, {seen.why}"
+            )
         gaps = [gap for each in flat for gap in each.gaps_s]
         prefill = [each.prefill_tok_s for each in flat if each.prefill_tok_s is not None]
         confidence = workload.repeats.confidence
@@ -656,6 +737,46 @@ class Session:
             ended=ended.value,
             tokens=sum(each.completion_tokens for each in flat),
             server=clocks,
+            answers=seen.of,
+            looping=seen.count,
+        )
+
+    def _answered(
+        self, workload: Workload, load: Load, timed: Sequence[tuple[Sample, ...]]
+    ) -> list[Answer]:
+        """Return the measured answers with what they were asked for."""
+        answers: list[Answer] = []
+        for round_ in timed:
+            for each in round_:
+                generated = load.prompt_tokens is not None
+                answers.append(
+                    Answer(
+                        text=each.text,
+                        prompt="" if generated else workload.texts[each.prompt],
+                        tokens=each.completion_tokens,
+                        asked=each.asked_tokens,
+                    )
+                )
+        return answers
+
+    def _caused(self, workload: Workload, seen: Looks) -> Unfit | None:
+        """Return that the setting makes answers loop which the reference's do not; None: not."""
+        reference = self._known.reference
+        if (
+            not seen.doubtful
+            or reference is None
+            or reference.looks is None
+            or workload.digest() != reference.workload
+            or not seen.caused(reference.looks)
+        ):
+            return None
+        theirs = reference.looks
+        return self._unfit(
+            UnfitName.GARBAGE_OUTPUT,
+            f"{seen.count} of {seen.of} measured answers represent nothing, and {theirs.count} of "
+            f"{theirs.of} of the reference, attempt {reference.attempt}; of the first of them, "
+            f"{seen.why}",
+            facts={"looping_answers": seen.count, "answers": seen.of},
         )
 
     def _metrics(self, client: Client) -> _Metrics:

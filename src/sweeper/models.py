@@ -230,6 +230,8 @@ def _folder_facts(folder: Path) -> Pairs:
             raise ModelError(f"{config} is not JSON: {error}; no engine could load it") from error
         if isinstance(described, dict):
             facts |= hf_facts(described)
+    if (template := _has_template(folder)) is not None:
+        facts["chat_template"] = template
     layers = facts.get("layers")
     try:
         tensors = [tensor for file in weight_files(folder) for tensor in tensor_sizes(file)]
@@ -247,6 +249,24 @@ def _folder_facts(folder: Path) -> Pairs:
         # Some configs leave their draft layer to the code; it is one like the others.
         facts["draft_layers"] = 1
     return Pairs(facts)
+
+
+def _has_template(folder: Path) -> bool | None:
+    """Tell whether a Hugging Face folder has a chat template; None where its files do not tell.
+
+    It is a file of its own, or a part of the tokenizer's. Mistral's tokenizers have it built in.
+    """
+    if any((folder / f"chat_template.{kind}").is_file() for kind in ("jinja", "json")):
+        return True
+    if any(folder.glob("additional_chat_templates/*.jinja")):
+        return True
+    if any(folder.glob("tekken*.json")) or any(folder.glob("tokenizer.model.v*")):
+        return None
+    try:
+        said = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return bool(said.get("chat_template")) if isinstance(said, dict) else None
 
 
 def gguf_facts(header: GgufHeader, *more_parts: GgufHeader) -> Pairs:
@@ -274,6 +294,8 @@ def gguf_facts(header: GgufHeader, *more_parts: GgufHeader) -> Pairs:
         "vocabulary": number("vocab_size") or header.array_lengths.get("tokenizer.ggml.tokens"),
         "heads": number("attention.head_count"),
     }
+    if "tokenizer.ggml.model" in meta:
+        facts["chat_template"] = any(key.startswith("tokenizer.chat_template") for key in meta)
     layers = facts["layers"]
     with contextlib.suppress(CannotTell):
         facts |= from_gguf(meta).facts()

@@ -28,7 +28,8 @@ from sweeper.core.outcome import (
     kind,
 )
 from sweeper.core.pairs import Point
-from sweeper.core.standing import Fallen, fallen, front_among, unconfirmed
+from sweeper.core.reliability import Hold, boot_decides, margin_words
+from sweeper.core.standing import Fallen, fallen, front_among, reliability_of, unconfirmed
 from sweeper.core.study import differences
 from sweeper.engines import EngineOptions
 from sweeper.host import load
@@ -51,7 +52,7 @@ from sweeper.report import (
     write_report,
 )
 from sweeper.search.samplers import SamplerError
-from sweeper.search.study import Ended, Proposal, Search, Stop, sweep
+from sweeper.search.study import Ended, Proposal, Search, Stop, confirm, sweep
 from sweeper.server import Registry, terminating_as_interrupt
 from sweeper.trial import Progress, attempt
 from sweeper.view import About, View
@@ -85,6 +86,8 @@ class Summary:
     tracking_s: float | None = None
     fallen: tuple[Fallen, ...] = ()
     unconfirmed: int = 0
+    unsure: tuple[tuple[int, str], ...] = ()
+    """Members of the front that may not boot every time: the attempt, and its margin in words."""
     differences: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -104,6 +107,7 @@ class Summary:
                 for each in self.fallen
             ],
             "unconfirmed": self.unconfirmed,
+            "unsure": [{"attempt": number, "words": words} for number, words in self.unsure],
             "folder": str(self.folder),
             "recipes": [str(path) for path in self.recipes],
             "tracking_uri": self.tracking_uri,
@@ -127,6 +131,10 @@ class Summary:
             lines.append(
                 f"doubtful  {self.unconfirmed} members of the front were not measured again yet"
             )
+        lines += [
+            f"unsure    attempt {number} may not boot every time: {words}"
+            for number, words in self.unsure
+        ]
         if self.differences:
             lines.append("changed   " + "; ".join(self.differences))
             lines.append(
@@ -230,7 +238,10 @@ def prepare(loaded: Loaded) -> Job:
         models = resolve_models(loaded.model)
     except ModelError as error:
         raise StudyError(str(error)) from None
-    return job_of(loaded, models, found)
+    job = job_of(loaded, models, found)
+    if (lacks := job.without_template()) is not None:
+        raise StudyError(lacks)
+    return job
 
 
 def _python() -> str:
@@ -406,7 +417,14 @@ class _Run:
         self.view.progress(progress)
 
     def _attempt(
-        self, point: Point, *, number: int, trial: int, racing: bool, confirms: int | None = None
+        self,
+        point: Point,
+        *,
+        number: int,
+        trial: int,
+        racing: bool,
+        confirms: int | None = None,
+        brief: bool = False,
     ) -> Attempt:
         known = known_from(
             self.attempts,
@@ -426,37 +444,36 @@ class _Run:
                 watch=self._watch,
                 known=known,
                 confirms=confirms,
+                brief=brief,
+                prove=not brief or not self._boots_decide(point),
             )
         except BaseException:
             self.store.discard(number)
             raise
 
-    def confirm(self) -> None:
-        """Boot the members of the front afresh and measure them again, in interleaved order.
+    def _boots_decide(self, point: Point) -> bool:
+        """Tell whether every boot of a point took its memory before it was ready."""
+        known = [
+            each
+            for each in self.attempts
+            if each.point == point and isinstance(each.outcome, Measured)
+        ]
+        return bool(known) and all(boot_decides(each) for each in known)
 
-        What takes the place of a member that does not hold is measured again as well, as long as
-        the boots for it last.
-        """
-        choice = self.loaded.study.confirm
-        left = choice.boots
-        while left > 0 and choice.rounds > 0 and (members := unconfirmed(self.attempts)):
-            # Not in the order of the search, and every other round backwards: what changes with
-            # time on this machine must not fall on the same members each time.
-            order = [
-                each
-                for round_ in range(choice.rounds)
-                for each in (members if round_ % 2 == 0 else members[::-1])
-            ][:left]
-            for count, each in enumerate(order, start=1):
-                self.view.confirming(each.number, count, len(order), each.point)
-                done = self._attempt(
-                    each.point, number=self.store.next_number(), trial=each.trial, racing=False,
-                    confirms=each.number,
-                )  # fmt: skip
-                self.recorded(done)
-                left -= 1
-                if isinstance(done.outcome, HostFault):
-                    return
+    def confirm(self) -> None:
+        """Boot the members of the front afresh: measured again, and seen to work every time."""
+
+        def boot(member: Attempt, brief: bool, count: int, of: int) -> Attempt:
+            self.view.confirming(member.number, count, of, member.point, brief=brief)
+            self.recorded(
+                self._attempt(
+                    member.point, number=self.store.next_number(), trial=member.trial,
+                    racing=False, confirms=member.number, brief=brief,
+                )
+            )  # fmt: skip
+            return self.attempts[-1]
+
+        confirm(self.loaded.study.confirm, lambda: self.attempts, boot=boot)
 
     @property
     def cards(self) -> int:
@@ -494,6 +511,7 @@ class _Run:
         # From disk, which knows best: an interrupt may fall between storing and remembering.
         self.attempts = self.store.all()
         front = front_among(self.attempts)
+        holds = reliability_of(self.attempts)
         recipes: list[Path] = []
         files: list[Path] = []
         if self.attempts:
@@ -513,6 +531,7 @@ class _Run:
                 folder=self.folder / "recipes",
                 study_folder=self.folder,
                 front=front,
+                everyone=self.attempts,
                 health_path=self.loaded.engine.wire.health_path,
             )
         failures = 0
@@ -538,6 +557,11 @@ class _Run:
             fallen=fallen(self.attempts),
             unconfirmed=(
                 len(unconfirmed(self.attempts)) if self.loaded.study.confirm.rounds else 0
+            ),
+            unsure=tuple(
+                (each.number, margin_words(holds[each.point]))
+                for each in front
+                if holds[each.point].hold is Hold.UNSURE
             ),
             differences=ended.differences,
         )

@@ -13,6 +13,7 @@ from sweeper.core.launch import Launch
 from sweeper.core.memory import Estimate, Excess, MemoryModel, excess
 from sweeper.core.outcome import Attempt, Failure, Measured
 from sweeper.core.pairs import Pairs, Point, Scalar, text
+from sweeper.core.reliability import mib, spread_of
 from sweeper.core.standing import front_among
 from sweeper.core.study import Study
 from sweeper.core.typed import FieldError
@@ -115,6 +116,8 @@ def make_plan(loaded: Loaded, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "memory_available_bytes": available_bytes() if available is None else available,
         "device_memory_bytes": device,
         "unified_memory": study.unified_memory,
+        "memory_left_asked_bytes": study.memory_left_bytes,
+        "memory_boot_spread_bytes": spread_of(attempts),
         "memory_limited": study.memory_limit_bytes is not None,
         "engine_overhead_bytes": None if overhead is None else round(overhead),
         "memory_by_axis": None if base is None else memory_by_axis(job, base, learnt),
@@ -145,7 +148,11 @@ def looking_ahead(
         options = loaded.options
         problems.append(_explained(found))
     models, absent = described_models(loaded.model)
-    return job_of(loaded, models, options), models, [*problems, *absent]
+    job = job_of(loaded, models, options)
+    problems += absent
+    if (lacks := job.without_template()) is not None:
+        problems.append(lacks)
+    return job, models, problems
 
 
 def need_of(
@@ -252,6 +259,7 @@ def duration(
             measure_s=each.timings.measure_s or 0.0,
         )
         for each in attempts
+        if not each.brief
     ]
     each_s: dict[str, float] | None = None
     if not spent:
@@ -264,7 +272,7 @@ def duration(
         rounds=study.confirm.rounds,
         most=study.confirm.boots,
     )
-    again = max(again - sum(each.confirms is not None for each in attempts), 0)
+    again = max(again - sum(each.confirms is not None and not each.brief for each in attempts), 0)
     minutes = study.budget.minutes
     reckoned = time_left(
         spent, Plan(boots=left, again=again, seconds=None if minutes is None else minutes * 60)
@@ -423,6 +431,7 @@ def plan_text(plan: dict[str, Any]) -> str:
         lines.append(
             f"memory needed: as estimated, plus {_mib(overhead)} for the engine as boots showed"
         )
+    lines.append(_asked_text(plan["memory_left_asked_bytes"], plan["memory_boot_spread_bytes"]))
     lines += _axes_text(plan["memory_by_axis"])
     lines += ["", *_duration_text(plan["duration"])]
     for index, each in enumerate(plan["first"], 1):
@@ -441,6 +450,23 @@ def plan_text(plan: dict[str, Any]) -> str:
             f"   {command}",
         ]
     return "\n".join(lines)
+
+
+def _asked_text(least: float | None, spread: float | None) -> str:
+    """Return what a configuration must leave of memory to be on the front."""
+    differs = (
+        "how much boots of one configuration differ is not known yet"
+        if spread is None
+        else f"boots of one configuration differ by {mib(spread)}, one standard deviation"
+    )
+    match least:
+        case None:
+            asked = "so much that a configuration works 19 times of 20"
+        case 0:
+            return "memory to be left: nothing is asked for (limits), so a winner may boot by luck"
+        case _:
+            asked = f"{mib(least)} at least (limits), and so much that it works 19 times of 20"
+    return f"memory to be left: {asked}; {differs}"
 
 
 def _axes_text(by_axis: dict[str, Any] | None) -> list[str]:

@@ -150,6 +150,13 @@ class Server:
         """Memory in use on each card before this engine was started; None where not known."""
         self.base_url = launch.base_url
         self.ready_after_s = ready_after_s
+        self.ready_bytes = process.held_bytes()
+        """Memory that it held when it was ready, counted as its limit counts; None where unknown.
+
+        Without a limit that is what is resident. The process at the root of its tree alone.
+        """
+        self.ready_device_bytes = gpu.used_bytes()
+        """Memory in use on each card at that moment, by all programs; None without a card."""
         self._process = process
 
     @property
@@ -157,16 +164,27 @@ class Server:
         """The process at the root of the engine's tree; None where the server runs outside it."""
         return None if self.launch.detached else self._process.popen.pid
 
+    @property
+    def limit_bytes(self) -> int | None:
+        """The limit on its address space that `peak_bytes` is held against; None without one."""
+        return self.launch.memory_limit_bytes
+
     is_here = True
     """Whether the engine runs on this machine."""
 
     def alive(self) -> bool:
-        """Tell whether the process still runs; reads what it has printed since."""
+        """Tell whether the process still runs; reads what it has printed and takes its peak."""
         self._process.read_log()
+        self._process.sample_peak()
         return self._process.alive()
 
     def peak_bytes(self) -> int | None:
-        """Return the most memory the engine has held, counted as its limit counts."""
+        """Return the most memory the engine has held up to now, counted as its limit counts.
+
+        Under a limit that is its address space, which the kernel compares with the limit at every
+        mapping and whose largest size it keeps: nothing is missed between two looks. Without a
+        limit it is the most that was resident. The process at the root of the engine's tree alone.
+        """
         return self._process.sample_peak()
 
     def death(self, wait_s: float = 2.0) -> Death | None:
@@ -196,6 +214,9 @@ class Attached:
     def __init__(self, attach: Attach, ready_after_s: float) -> None:
         self.base_url = attach.base_url
         self.ready_after_s = ready_after_s
+        self.ready_bytes: int | None = None
+        self.ready_device_bytes = gpu.used_bytes() if self.is_here else None
+        self.limit_bytes: int | None = None
         self._attach = attach
         self._began = time.monotonic()
 
@@ -301,12 +322,22 @@ class _Process:
                 self._watch(line)
 
     def sample_peak(self) -> int | None:
-        field = "VmPeak:" if self.launch.memory_limit_bytes is not None else "VmHWM:"
+        seen = self._status("VmHWM" if self.launch.memory_limit_bytes is None else "VmPeak")
+        if seen is not None:
+            self.peak = max(self.peak or 0, seen)
+        return self.peak
+
+    def held_bytes(self) -> int | None:
+        """Return what it holds now: its address space under a limit, else what is resident."""
+        return self._status("VmRSS" if self.launch.memory_limit_bytes is None else "VmSize")
+
+    def _status(self, field: str) -> int | None:
+        """Return a size of the process in bytes, None where it has ended or nothing says so."""
         with contextlib.suppress(OSError, ValueError):
             for line in Path(f"/proc/{self.popen.pid}/status").read_text().splitlines():
-                if line.startswith(field):
-                    self.peak = max(self.peak or 0, int(line.split()[1]) * 1024)
-        return self.peak
+                if line.startswith(f"{field}:"):
+                    return int(line.split()[1]) * 1024
+        return None
 
     def owns_port(self) -> bool | None:
         """Tell whether the listening socket on our port is ours; None while nobody listens.

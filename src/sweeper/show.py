@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sweeper.conf import OUTPUTS, Leaderboard, Loaded, outline
 from sweeper.core.comparable import Scope, incomparable
 from sweeper.core.front import Entry, pareto_front
+from sweeper.core.objectives import counted_tok_s
 from sweeper.core.outcome import Attempt, Figures, Measured
-from sweeper.core.pairs import Pairs, Scalar, text
+from sweeper.core.pairs import Pairs, Point, Scalar, text
+from sweeper.core.reliability import Reliability
 from sweeper.core.space import suggestion
-from sweeper.core.standing import front_among
+from sweeper.core.standing import front_among, reliability_of
 from sweeper.places import ConfDirs, ConfError
 from sweeper.recipe import PICKS
 from sweeper.record.attempts import Attempts, RecordError
@@ -66,13 +68,14 @@ def rows_of(studies: Mapping[str, Sequence[Attempt]]) -> list[Row]:
     found: list[Row] = []
     for study, attempts in studies.items():
         by_number = {each.number: each for each in attempts}
+        holds = reliability_of(attempts)
         for row in trial_rows(attempts):
             attempt = by_number[row["attempt"]]
             found.append(
                 {
                     "study": study,
                     **row,
-                    **_figures(attempt),
+                    **_figures(attempt, holds),
                     "engine": attempt.engine.get("name"),
                     "engine_version": attempt.engine.get("engine_version"),
                     "model": attempt.model.get("name"),
@@ -83,15 +86,16 @@ def rows_of(studies: Mapping[str, Sequence[Attempt]]) -> list[Row]:
 
 
 _FIGURES = (
-    "decode_tok_s", "decode_tok_s_low", "decode_tok_s_high", "acceptance", "ttft_ms",
-    "prefill_tok_s", "peak_memory_mib", "joules_per_token", "mean_logprob", "confirms", "doubts",
+    "decode_tok_s", "decode_tok_s_low", "decode_tok_s_high", "counted_tok_s", "acceptance",
+    "ttft_ms", "prefill_tok_s", "peak_memory_mib", "memory_left_mib", "boots_held", "boots",
+    "holds", "joules_per_token", "mean_logprob", "confirms", "doubts",
 )  # fmt: skip
 
 
-def _figures(attempt: Attempt) -> Row:
+def _figures(attempt: Attempt, holds: Mapping[Point, Reliability]) -> Row:
     if not isinstance(attempt.outcome, Measured):
         return dict.fromkeys(_FIGURES)
-    row = measured_row(attempt, attempt.outcome, ())
+    row = measured_row(attempt, attempt.outcome, (), holds[attempt.point])
     return {key: row[key] for key in _FIGURES}
 
 
@@ -350,7 +354,7 @@ def board_of(
 
 
 def _speed(placed: Placed) -> float:
-    return placed.load.decode_tok_s.median
+    return counted_tok_s(placed.load)
 
 
 def _placed(study: str, attempts: Sequence[Attempt], workload: str | None) -> list[Placed]:
@@ -464,6 +468,7 @@ def _board_row(placed: Placed, *, rank: int | None, unbeaten: bool | None) -> Ro
         "decode_tok_s": load.decode_tok_s.median,
         "decode_tok_s_low": load.decode_tok_s.low,
         "decode_tok_s_high": load.decode_tok_s.high,
+        "counted_tok_s": counted_tok_s(load),
         "acceptance": drafts.acceptance if drafts is not None else None,
         "proven_context_tokens": result.context.proven_tokens,
         "memory_mib": memory / _MIB if memory is not None else None,

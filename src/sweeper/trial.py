@@ -23,13 +23,15 @@ PROTOCOL_SCHEMA = 2
 
 def attempt(
     job: Job, point: Point, *, number: int, trial: int, folder: Path, registry: Registry,
-    watch: Watch, known: Known | None = None, confirms: int | None = None,
+    watch: Watch, known: Known | None = None, confirms: int | None = None, brief: bool = False,
+    prove: bool = True,
 ) -> Attempt:  # fmt: skip
     """Boot the point, prove its context, measure it, stop it, and return what came of it.
 
     `known` is what the study has found out by now, `confirms` the attempt that this one measures
-    again. Whatever the engine does is an outcome of the attempt. Raises only for bugs of our own
-    and KeyboardInterrupt; the engine is gone in every case.
+    again; `brief` only boots, proves (unless `prove` is false) and asks for one short answer of
+    each stream, to see whether it works. Whatever the engine does is an outcome of the attempt.
+    Raises only for bugs of our own and KeyboardInterrupt; the engine is gone in every case.
     """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     began = time.perf_counter()
@@ -46,11 +48,13 @@ def attempt(
             watch(_booting(phase, told(job.engine, line)))
 
     watch(Progress(stage="boot", detail="starting"))
+    protocol = Protocol(workload=job.workload, also=job.also, guard=job.guard)
     session = Session(
         engine=job.engine, settings=settings, model=model,
-        protocol=Protocol(workload=job.workload, also=job.also, guard=job.guard),
+        protocol=protocol.brief(prove=prove) if brief else protocol,
         known=known if known is not None else Known(),
         first_request_timeout_s=job.options.first_request_timeout_s,
+        brings_template=job.brings_template,
         began=began, log=log, watch=watch,
     )  # fmt: skip
     with serving(launch, log_path=folder / "engine.log", registry=registry, watch=read) as started:
@@ -114,11 +118,13 @@ def attempt(
             temperature=job.workload.temperature,
             also=", ".join(each.name for each in job.also),
             objectives=described(job.objectives),
+            memory_left_bytes=job.memory_left_bytes,
         ),
         samples=tuple(session.samples),
         notes=tuple(session.notes),
         port_argument=launch.port_argument if isinstance(launch, Launch) else None,
         confirms=confirms,
+        brief=brief,
     )
 
 

@@ -8,13 +8,14 @@ import re
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sweeper.core.known import Known
 from sweeper.core.launch import Death, Launch
-from sweeper.core.outcome import Failure, Measured, Outcome, kind, name
+from sweeper.core.outcome import Failure, Infeasible, Measured, Outcome, kind, name
 from sweeper.core.quality import Guard
 from sweeper.core.stats import Doubt, Summary
 from sweeper.core.study import workload_of
@@ -26,6 +27,8 @@ from sweeper.models import checksum
 from sweeper.recipe import Recipe, RecipeError, read_recipe
 from sweeper.server import Registry, Server, free_port, serving
 
+MOST_BOOTS = 5
+"""How often a recipe is booted, of whose boots one ran out of memory."""
 TOLERANCE = 0.05
 """How far the new median may be below the old one: two boots of one configuration differ."""
 
@@ -49,12 +52,17 @@ class VerifyError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """A verdict with its reasons, the recorded figure and the new one, where there is one."""
+    """A verdict with its reasons, the recorded figure and the new one, where there is one.
+
+    `held` of `boots` worked, where it was booted.
+    """
 
     verdict: Verdict
     reasons: tuple[str, ...]
     recipe: Recipe
     outcome: Outcome | None = None
+    held: int | None = None
+    boots: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the verdict as one JSON document."""
@@ -69,6 +77,8 @@ class Verified:
                 "window_tokens": self.recipe.window_tokens,
             },
             "measured": None,
+            "boots": self.boots,
+            "boots_held": self.held,
         }
         if isinstance(self.outcome, Measured):
             speed = self.outcome.decode_tok_s
@@ -114,17 +124,53 @@ def verify(path: Path, *, watch: Watch, boot_timeout_s: float = 600.0) -> Verifi
     if changes := (*recipe.differs(), *_other_model(recipe)):
         return Verified(verdict=Verdict.FAIL, reasons=changes, recipe=recipe)
     engine = _engine(recipe)
-    outcome = _measured(recipe, engine, watch=watch, boot_timeout_s=boot_timeout_s)
-    return judged(recipe, outcome, conditions=_conditions(recipe))
+
+    def boot(*, brief: bool) -> Outcome:
+        return _measured(recipe, engine, watch=watch, boot_timeout_s=boot_timeout_s, brief=brief)
+
+    outcomes = [boot(brief=False)]
+    while _ran_out(outcomes) and len(outcomes) < MOST_BOOTS:
+        # Memory differs from boot to boot: one ending for lack of it does not say how often.
+        known = any(isinstance(each, Measured) for each in outcomes)
+        outcomes.append(boot(brief=known))
+    return judged(recipe, *outcomes, conditions=_conditions(recipe))
 
 
-def judged(recipe: Recipe, outcome: Outcome, *, conditions: tuple[str, ...] = ()) -> Verified:
-    """Return the verdict on a new measurement.
+def _ran_out(outcomes: Sequence[Outcome]) -> int:
+    """Return how many of these ended for lack of memory."""
+    return sum(isinstance(each, Infeasible) and each.name.is_memory for each in outcomes)
 
-    FAIL: it does not work any more, proves less context, or its interval lies below the recorded
-    one by more than the tolerance. INCONCLUSIVE: doubts or a wide interval leave it open, the
-    conditions are others, or it is faster by more than the tolerance, which needs a reason too.
+
+def judged(recipe: Recipe, *outcomes: Outcome, conditions: tuple[str, ...] = ()) -> Verified:
+    """Return the verdict on new boots of a recipe, the first of them measured in full.
+
+    Where the first ran out of memory there are more. FAIL: two of them or more ran out of memory,
+    which what works 19 times of 20 hardly does; INCONCLUSIVE: one of them did.
+
+    Of the measurement itself, FAIL: it does not work any more, proves less context, or its
+    interval lies below the recorded one by more than the tolerance. INCONCLUSIVE: doubts or a wide
+    interval leave it open, the conditions are others, or it is faster by more than the tolerance,
+    which needs a reason too.
     """
+    failed = _ran_out(outcomes)
+    held = sum(isinstance(each, Measured) for each in outcomes)
+    if failed and len(outcomes) > 1:
+        first = next(each for each in outcomes if isinstance(each, Infeasible))
+        measured = next((each for each in outcomes if isinstance(each, Measured)), first)
+        return Verified(
+            verdict=Verdict.FAIL if failed > 1 else Verdict.INCONCLUSIVE,
+            reasons=(
+                f"it worked in {held} of {len(outcomes)} boots; {name(first)}: "
+                f"{first.finding.explanation}",
+                *conditions,
+            ),
+            recipe=recipe, outcome=measured, held=held, boots=len(outcomes),
+        )  # fmt: skip
+    verified = _judged(recipe, outcomes[0], conditions)
+    return replace(verified, held=held, boots=len(outcomes))
+
+
+def _judged(recipe: Recipe, outcome: Outcome, conditions: tuple[str, ...]) -> Verified:
     reasons = list(conditions)
     if not isinstance(outcome, Measured):
         reasons.insert(0, f"{name(outcome)}: {outcome.finding.explanation}")
@@ -209,8 +255,10 @@ def _workload(recipe: Recipe) -> Workload:
     return workload
 
 
-def _measured(recipe: Recipe, engine: Engine, *, watch: Watch, boot_timeout_s: float) -> Outcome:
-    workload = _workload(recipe)
+def _measured(
+    recipe: Recipe, engine: Engine, *, watch: Watch, boot_timeout_s: float, brief: bool
+) -> Outcome:
+    protocol = Protocol(workload=_workload(recipe), guard=Guard())
     command = recipe.command
     assert command is not None
     if any("***" in str(each) for each in (*command.argv, *command.env.values())):
@@ -245,7 +293,7 @@ def _measured(recipe: Recipe, engine: Engine, *, watch: Watch, boot_timeout_s: f
     )
     session = Session(
         engine=engine, settings=None, window=recipe.window_tokens, model=model,
-        protocol=Protocol(workload=workload, guard=Guard()), known=Known(),
+        protocol=protocol.brief() if brief else protocol, known=Known(),
         first_request_timeout_s=boot_timeout_s, began=time.perf_counter(), log=log, watch=watch,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="sweeper-verify-") as folder:

@@ -20,7 +20,7 @@ from tests.examples import (
 )
 
 from sweeper.core.memory import Footprint
-from sweeper.core.outcome import Attempt, HostFault
+from sweeper.core.outcome import Attempt, HostFault, Measured
 from sweeper.core.pairs import Pairs
 from sweeper.record.codec import (
     CodecError,
@@ -228,3 +228,15 @@ def test_a_secret_never_reaches_the_record() -> None:
         oom_attempt(), env=Pairs(HF_TOKEN="hf_s3cr3t"), argv=("serve", "--api-key", "hf_s3cr3t")
     )
     assert "s3cr3t" not in json.dumps(encode_attempt(attempt))
+
+
+def test_an_attempt_from_before_answers_were_looked_at_is_read_as_not_looked_at() -> None:
+    encoded = encode_attempt(measured_attempt())
+    for load in encoded["outcome"]["figures"]:
+        del load["answers"], load["looping"]
+    for sample in encoded["samples"]:
+        del sample["prompt"], sample["asked_tokens"]
+    read = decode_attempt(encoded)
+    assert isinstance(read.outcome, Measured)
+    assert {(each.answers, each.looping) for each in read.outcome.figures} == {(None, None)}
+    assert {(each.prompt, each.asked_tokens) for each in read.samples} == {(0, None)}

@@ -234,7 +234,8 @@ def test_the_facts_of_a_plain_model(tiny: Path) -> None:
         "trained_context_tokens": 4096, "vocabulary": 512, "heads": 4, "kv_heads_global": 8,
         "kv_heads_window": 0, "key_length": 64, "value_length": 64, "kv_layers": 2,
         "window_layers": 0, "draft_layers": 0, "draft_weights_bytes": 0,
-        "weights_bytes": read_gguf_header(tiny).data_bytes,
+        "chat_template": True,
+            "weights_bytes": read_gguf_header(tiny).data_bytes,
         "embedding_bytes": 512 * 64 * 4, "output_bytes": 512 * 64 * 4,
     }  # fmt: skip
 

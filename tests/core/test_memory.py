@@ -119,3 +119,60 @@ def test_the_total_is_the_sum_of_the_parts(some: dict[str, int]) -> None:
 def test_a_part_is_a_size_in_bytes(size: object) -> None:
     with pytest.raises(ValueError, match="weights must be a size in bytes"):
         Footprint(parts=Pairs({"weights": size}))  # type: ignore[dict-item]
+
+
+# ---- Where memory differs from boot to boot ----------------------------------------------------
+
+
+def needing(weights: int, cache: int = 0) -> Footprint:
+    return Footprint(parts=Pairs(weights=weights, kv_cache=cache))
+
+
+def test_one_unlucky_boot_excludes_only_what_needs_noticeably_more() -> None:
+    bound = MemoryBound.of([OutOfMemory(attempt=1, footprint=needing(1000))], spread_bytes=10)
+    assert bound.excluded_by(needing(1000)) is None
+    assert bound.excluded_by(needing(1019)) is None
+    assert bound.excluded_by(needing(1020)) is not None
+    assert bound.excluded_by(needing(990, 500)) is None  # it needs less of one part
+
+
+def test_an_ending_that_lacked_far_more_than_chance_explains_excludes_at_once() -> None:
+    lacking = OutOfMemory(attempt=1, footprint=needing(1000), shortfall_bytes=20)
+    bound = MemoryBound.of([lacking], spread_bytes=10)
+    assert bound.excluded_by(needing(1000)) == lacking
+    by_chance = OutOfMemory(attempt=1, footprint=needing(1000), shortfall_bytes=19)
+    assert MemoryBound.of([by_chance], spread_bytes=10).excluded_by(needing(1000)) is None
+
+
+def test_bad_luck_twice_is_no_luck() -> None:
+    twice = [OutOfMemory(attempt=n, footprint=needing(1000 + n)) for n in (1, 2)]
+    bound = MemoryBound.of(twice, spread_bytes=10)
+    assert bound.excluded_by(needing(1002)) is not None
+    assert bound.excluded_by(needing(1001)) is None
+
+
+def test_one_lucky_boot_near_the_edge_lifts_no_exclusion() -> None:
+    failure = OutOfMemory(attempt=1, footprint=needing(1000), shortfall_bytes=50)
+    bound = MemoryBound.of([failure], spread_bytes=10)
+    assert bound.without(needing(1010)) == bound
+    assert bound.without(needing(1020)).failures == ()
+
+
+@QUICK
+@given(failures(), footprints, st.integers(0, 6), st.integers(0, 6))
+def test_a_wider_spread_never_excludes_more(
+    seen: list[OutOfMemory], asked: Footprint, spread: int, more: int
+) -> None:
+    wide = MemoryBound.of(seen, spread_bytes=spread + more).excluded_by(asked)
+    narrow = MemoryBound.of(seen, spread_bytes=spread).excluded_by(asked)
+    assert wide is None or narrow is not None
+
+
+@QUICK
+@given(failures(), footprints, st.integers(0, 6), st.data())
+def test_under_a_spread_too_the_order_of_failures_changes_nothing(
+    seen: list[OutOfMemory], asked: Footprint, spread: int, data: st.DataObject
+) -> None:
+    other = data.draw(st.permutations(seen))
+    one = MemoryBound.of(seen, spread_bytes=spread).excluded_by(asked)
+    assert (one is None) == (MemoryBound.of(other, spread_bytes=spread).excluded_by(asked) is None)

@@ -19,9 +19,11 @@ from sweeper.core.standing import (
     fallen,
     front_among,
     is_contended,
+    reliability_of,
     standing,
     unconfirmed,
     unsound_among,
+    unsure,
 )
 from sweeper.core.stats import Doubt
 
@@ -101,7 +103,8 @@ def test_a_member_that_does_not_hold_is_dropped_and_said() -> None:
     assert "45.0 tok/s instead of 60.0" in fall.explanation
     gone = replace(oom_attempt(3, confirms=1), point=lucky.point)
     (fall,) = fallen([lucky, steady, gone])
-    assert (fall.fall, "oom_kv_cache" in fall.explanation) == (Fall.NOT_CONFIRMED, True)
+    assert (fall.fall, "oom_kv_cache" in fall.explanation) == (Fall.FLAKY, True)
+    assert "1 of 2 boots" in fall.explanation
     assert numbers(front_among([lucky, steady, gone])) == [2]
 
 
@@ -199,3 +202,62 @@ def test_answers_are_those_given_before_the_measurement() -> None:
     assert answers_of(one) == ("yes",) * len(GREEDY_PROMPTS)
     assert alike(answers_of(one), answers_of(one))
     assert not alike((), ())
+
+
+# ---- Members that leave little memory ----------------------------------------------------------
+
+LIMIT = 1000 * 2**20
+
+
+def leaving(attempt: Attempt, left_mib: float) -> Attempt:
+    """Return the attempt under a limit of 1000 MiB, of which so much was left."""
+    outcome = attempt.outcome
+    assert isinstance(outcome, Measured)
+    peak = LIMIT - round(left_mib * 2**20)
+    return replace(attempt, outcome=replace(outcome, peak_bytes=peak), memory_limit_bytes=LIMIT)
+
+
+def test_what_leaves_nothing_is_measured_and_not_on_the_front() -> None:
+    edge = leaving(measured_attempt(1, decode_tok_s=90.0, **FAST), 0.0)
+    roomy = leaving(measured_attempt(2, decode_tok_s=50.0, **LONG), 300.0)
+    assert numbers(standing([edge, roomy])) == [1, 2]
+    assert numbers(front_among([edge, roomy])) == [2]
+    (fall,) = fallen([edge, roomy])
+    assert (fall.attempt.number, fall.fall) == (1, Fall.EDGE)
+    assert "to the limit: 0.0 MiB, 1 of 1 boots" in fall.explanation
+
+
+def test_the_wish_of_the_study_is_kept_with_its_attempts_and_the_last_one_counts() -> None:
+    little = leaving(measured_attempt(1, decode_tok_s=90.0, **FAST), 200.0)
+    roomy = leaving(measured_attempt(2, decode_tok_s=50.0, **LONG), 300.0)
+
+    def wishing(size: int | None) -> Attempt:
+        return replace(roomy, workload=roomy.workload.with_(memory_left_bytes=size))
+
+    assert numbers(front_among([little, wishing(None)])) == [1, 2]
+    assert numbers(front_among([little, wishing(256 * 2**20)])) == [2]
+    (fall,) = fallen([little, wishing(256 * 2**20)])
+    assert fall.fall is Fall.SHORT
+    edge = leaving(measured_attempt(1, decode_tok_s=90.0, **FAST), 0.0)
+    assert numbers(front_among([edge, wishing(0)])) == [1, 2]
+
+
+def test_the_unsure_member_that_boots_quickest_is_booted_next() -> None:
+    slow = leaving(measured_attempt(1, decode_tok_s=90.0, **FAST), 2.0)
+    quick = leaving(measured_attempt(2, decode_tok_s=50.0, **LONG), 2.0)
+    quick = replace(quick, timings=replace(quick.timings, boot_s=1.0))
+    assert unsure([slow, quick]) == quick
+    assert unsure([leaving(each, 300.0) for each in (slow, quick)]) is None
+
+
+def test_a_brief_boot_says_whether_it_works_and_its_speed_counts_for_nothing() -> None:
+    member = leaving(measured_attempt(1, decode_tok_s=60.0, **FAST), 2.0)
+    brief = leaving(measured_attempt(2, decode_tok_s=20.0, confirms=1, brief=True, **FAST), 2.0)
+    assert numbers(standing([member, brief])) == [1]
+    assert numbers(unconfirmed([member, brief])) == [1]
+    hold = reliability_of([member, brief])[member.point]
+    assert (hold.held, hold.boots) == (2, 2)
+    out = replace(oom_attempt(3, confirms=1, brief=True), point=member.point)
+    assert front_among([member, brief, out]) == ()
+    (fall,) = fallen([member, brief, out])
+    assert (fall.fall, "2 of 3 boots" in fall.explanation) == (Fall.FLAKY, True)

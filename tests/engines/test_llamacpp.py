@@ -273,8 +273,18 @@ def test_under_a_limit_arenas_do_not_count_as_memory_unless_the_study_says_so() 
         options = EngineOptions(binary="x", memory_limit_bytes=2**30, env=Pairs(**stated))
         return LLAMA.launch(LlamaCppSettings(), GEMMA, options, 1).env
 
-    assert env() == Pairs(MALLOC_ARENA_MAX="1")
-    assert env(MALLOC_ARENA_MAX="4") == Pairs(MALLOC_ARENA_MAX="4")
+    assert env() == Pairs(
+        MALLOC_ARENA_MAX="1",
+        MALLOC_MMAP_THRESHOLD_="131072",
+        GLIBC_TUNABLES="glibc.malloc.tcache_count=0",
+    )
+    stated = {
+        "MALLOC_ARENA_MAX": "4",
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "GLIBC_TUNABLES": "glibc.malloc.tcache_count=7",
+    }
+    assert env(**stated) == Pairs(**stated)
+    assert LLAMA.launch(LlamaCppSettings(), GEMMA, EngineOptions(binary="x"), 1).env == Pairs()
 
 
 @pytest.mark.parametrize(
@@ -542,6 +552,25 @@ SERVED = [
     "ok", "gpu_ok", "gpu_cpu_moe", "gpu_fit", "gpu_some_layers", "gpu_one_slot", "gpu_128k",
     "gpu_h200_fit_serves",
 ]  # fmt: skip
+
+
+def test_an_ending_for_a_stack_names_what_was_asked_for_and_the_limit() -> None:
+    said = "sweeper: limit on the address space 478150656 bytes, stack of a thread 1048576 bytes"
+    log = [said, *log_of("abort_other_thread")]
+    failure = LLAMA.verdict(exited(ABORT, limit_bytes=478150656), log)
+    assert failure.finding.explanation == (
+        "memory ran out for the stack of a thread: 1.0 MiB were asked for under the limit of "
+        "456 MiB on the address space"
+    )
+    assert failure.finding.facts.get("required_bytes") == 2**20
+    assert failure.finding.facts.get("limit_bytes") == 478150656
+    # The limit is known from the log alone as well, the stack of another program's thread never.
+    alone = LLAMA.diagnose(log, ABORT)
+    assert alone.finding.facts.get("limit_bytes") == 478150656
+    failure = LLAMA.verdict(exited(ABORT, limit_bytes=2**29), log_of("abort_other_thread"))
+    assert failure.finding.explanation == (
+        "memory ran out for the stack of a thread under the limit of 512 MiB on the address space"
+    )
 
 
 def test_every_log_that_ends_has_its_verdict_here() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -216,7 +217,7 @@ def test_a_context_beyond_the_memory_limit_ends_in_llama_cpps_own_words(model: P
     assert line.endswith(f" bytes, limit {limit} bytes")
 
 
-def test_a_context_within_the_memory_limit_boots(model: Path, tmp_path: Path) -> None:
+def test_threads_have_small_stacks_under_a_memory_limit(model: Path, tmp_path: Path) -> None:
     port = free_port()
     argv = (sys.executable, "-c", LIMITED, str(1 << 30), *command(model, port))
     log = tmp_path / "log"
@@ -224,9 +225,24 @@ def test_a_context_within_the_memory_limit_boots(model: Path, tmp_path: Path) ->
         process = subprocess.Popen(argv, stdout=out, stderr=out)
     try:
         wait_for_health(f"http://127.0.0.1:{port}", process, log)
+        maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+        threads = len(list(Path(f"/proc/{process.pid}/task").iterdir()))
     finally:
         process.kill()
         process.wait()
+    sizes = [
+        int(end, 16) - int(start, 16)
+        for line in maps
+        for start, end in [line.split()[0].split("-")]
+        if len(line.split()) == 5  # memory that belongs to no file
+    ]
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    # The first thread's stack is the kernel's. Neighbours may be shown as one.
+    assert sizes.count(1 << 20) >= (threads - 1) / 2
+    assert stack == 1 << 20 or sizes.count(stack) == 0
+    assert f"limit on the address space {1 << 30} bytes, stack of a thread {1 << 20} bytes" in (
+        log.read_text(errors="replace")
+    )
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:

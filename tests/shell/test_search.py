@@ -33,11 +33,11 @@ from sweeper.core.outcome import (
 from sweeper.core.pairs import Pairs, Point
 from sweeper.core.space import Axis, Condition, Rule, Space
 from sweeper.core.standing import front_among
-from sweeper.core.study import Budget, SamplerChoice, Study
+from sweeper.core.study import Budget, Confirm, SamplerChoice, Study
 from sweeper.engines.fake_server import MIB
 from sweeper.search.facts import prior_of
 from sweeper.search.samplers import SamplerError
-from sweeper.search.study import Ended, Proposal, Search, Stop, sweep
+from sweeper.search.study import Ended, Proposal, Search, Stop, confirm, sweep
 from sweeper.trial import Job
 
 CONTEXT = Axis(name="context", values=(1024, 2048, 8192), ordered=True, sets=("context",))
@@ -624,3 +624,77 @@ def test_what_an_earlier_study_printed_is_where_the_next_search_begins() -> None
 
     assert set(weights(())) == {1.0}
     assert all(1.5 < each <= 2.1 for each in weights(told))
+
+
+# ---- After the search --------------------------------------------------------------------------
+
+
+def leaving(attempt: Attempt, left_mib: float) -> Attempt:
+    """Return a measured attempt whose engine says what it left of a card of 1000 MiB."""
+    used = (1000 - left_mib) * MIB
+    return replace(attempt, engine=Pairs(name="fake", used_bytes=used, capacity_bytes=1000 * MIB))
+
+
+def confirming(
+    members: Sequence[Attempt], left_mib: Callable[[int], float], **choice: int
+) -> list[Attempt]:
+    """Return all attempts after the front was confirmed; `left_mib` is what each boot leaves."""
+    attempts = list(members)
+
+    def boot(member: Attempt, brief: bool, _count: int, _of: int) -> Attempt:
+        number = len(attempts) + 1
+        left = left_mib(number)
+        done = replace(member, number=number, confirms=member.number, brief=brief)
+        if left < 0:
+            done = replace(done, outcome=ran_out(int(-left * MIB)))
+        attempts.append(leaving(done, left))
+        return attempts[-1]
+
+    confirm(Confirm(**choice), lambda: attempts, boot=boot)
+    return attempts
+
+
+def test_members_with_room_are_measured_once_more_and_no_further() -> None:
+    members = [
+        leaving(measured_attempt(n, context=2**n, decode_tok_s=90 - n), 300) for n in (13, 14)
+    ]
+    done = confirming(members, lambda _number: 300.0)
+    assert [each.confirms for each in done[2:]] == [13, 14]
+    assert not any(each.brief for each in done)
+
+
+def test_a_member_with_little_room_is_booted_until_it_is_known_to_hold() -> None:
+    member = leaving(measured_attempt(1), 2.0)
+    done = confirming([member], lambda number: 2.0 + 0.01 * (number % 3))
+    assert [each.brief for each in done] == [False, False, True][: len(done)]
+    assert [each.number for each in front_among(done)] == [2]
+
+
+def test_boots_that_differ_as_much_as_is_left_end_with_the_checks() -> None:
+    member = leaving(measured_attempt(1), 2.0)
+    done = confirming([member], lambda number: 2.0 if number % 2 else 9.0, checks=2)
+    assert sum(each.brief for each in done) <= 2
+
+
+def test_one_that_runs_out_gives_its_place_to_the_next_which_is_measured_again_too() -> None:
+    first = leaving(measured_attempt(1, decode_tok_s=90), 3.0)
+    second = leaving(measured_attempt(2, decode_tok_s=60, n_max=4), 300.0)
+    done = confirming([first, second], lambda number: -5.0 if number == 3 else 300.0)
+    assert [(each.number, each.confirms) for each in done[2:]] == [(3, 1), (4, 2)]
+    assert [each.number for each in front_among(done)] == [4]
+
+
+def test_after_a_confirmation_ran_out_only_what_needs_noticeably_more_is_excluded() -> None:
+    here = machine(capacity_mib=700)
+    study = study_of(boots=24, device_memory_bytes=1000 * MIB)
+    worked = here.boot(
+        Proposal(trial=0, point=Pairs(context=2048, kv_type="f16", n_max=0, batch=512)), 1
+    )
+    again = replace(worked, number=2, confirms=1, outcome=ran_out(1))
+    search = Search(study, here.job, None, [worked, again])
+    assert [each.attempt for each in search.bound.failures] == [2]
+    # Before boots were repeated they are thought to differ by about 3 MiB of these 1000.
+    assert 1 < search.bound.spread_bytes / MIB < 10
+    assert search.bound.excluded_by(worked.footprint) is None
+    more = Pairs(context=8192, kv_type="f16", n_max=0, batch=512)
+    assert (search.refusal(more) or "").startswith("memory: needs at least as much")

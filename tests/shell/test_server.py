@@ -329,7 +329,11 @@ def test_the_limited_engine_is_the_process_that_was_started(
         assert isinstance(started.result, Server)
         (engine,) = engines_of(mark)
         assert engine.cmdline() == list(launch.argv)
-        assert 0 < (started.result.peak_bytes() or 0) <= 2**30
+        ready, peak = started.result.ready_bytes, started.result.peak_bytes()
+        assert ready is not None
+        assert peak is not None
+        assert started.result.limit_bytes == 2**30
+        assert 0 < ready <= peak <= 2**30
 
 
 # ---- What a killed orchestrator leaves ---------------------------------------------------------

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -349,7 +349,12 @@ class Moody(Store):
     def answers(self) -> bool:
         return self.there
 
-    def mark(self, front: frozenset[int], confirmed: frozenset[int]) -> None:
+    def mark(
+        self,
+        front: frozenset[int],
+        confirmed: frozenset[int],
+        holds: Mapping[int, tuple[str, str]],
+    ) -> None:
         if 1 in front and not self.done:
             self.done.append(0)
             raise ValueError("no")
@@ -525,7 +530,7 @@ def test_a_saved_view_holds_columns_order_and_charts_in_the_form_of_mlflow() -> 
     assert set(envelope) == {"name", "createdAt", "updatedAt", "state"}
     packed = envelope["state"].removeprefix("deflate;")
     state = json.loads(zlib.decompress(base64.b64decode(packed)))
-    assert state["orderByKey"] == "metrics.`decode_tok_s`"
+    assert state["orderByKey"] == "metrics.`counted_tok_s`"
     assert state["selectedColumns"][0] == "metrics.`decode_tok_s`"
     assert state["selectedColumns"][-2:] == ["params.`context`", "params.`acc_`"]
     sections = {each["uuid"] for each in state["compareRunSections"]}

@@ -155,6 +155,7 @@ OUTCOMES: dict[str, tuple[type, str, Phase | None]] = {
     "garbage": (Unfit, "garbage_output", Phase.SERVING),
     "token-salad": (Unfit, "garbage_output", Phase.SERVING),
     "late-garbage": (Unfit, "garbage_output", Phase.SERVING),
+    "looping": (Measured, "measured", None),  # doubted: there is nobody to compare it with
     "wrong-answers": (Measured, "measured", None),  # there is nobody to compare them with
     "error-in-stream": (Broken, "http_500", Phase.SERVING),
     "truncated-context": (Unfit, "http_400_context", Phase.SERVING),

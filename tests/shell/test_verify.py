@@ -17,6 +17,7 @@ from tests.shell.conftest import Sweeper
 from sweeper.core.outcome import Measured
 from sweeper.core.stats import Doubt
 from sweeper.recipe import Recipe, read_recipe, write_recipes
+from sweeper.record.attempts import Attempts
 from sweeper.verify import Verdict, VerifyError, judged, verify
 
 
@@ -160,3 +161,47 @@ def test_recipes_are_exported_in_every_form_that_they_can_have(
     if form == "all":
         assert "llama-preset" in said["refused"]
         assert len(said["recipes"]) + len(said["refused"]) == 10
+
+
+def test_two_endings_for_lack_of_memory_of_several_boots_are_a_failure(recipe: Recipe) -> None:
+    out, works = oom_attempt().outcome, again(40.0)
+    found = judged(recipe, out, works, out, works, works)
+    assert (found.verdict, found.held, found.boots) == (Verdict.FAIL, 3, 5)
+    assert found.reasons[0].startswith("it worked in 3 of 5 boots; oom_kv_cache")
+    assert found.as_json()["boots_held"] == 3
+
+
+def test_one_ending_for_lack_of_memory_of_five_boots_decides_nothing(recipe: Recipe) -> None:
+    out, works = oom_attempt().outcome, again(40.0)
+    found = judged(recipe, out, works, works, works, works)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "4 of 5 boots" in found.reasons[0]
+
+
+def test_a_recipe_that_runs_out_of_memory_is_booted_again_before_it_fails(
+    finished: Sweeper, tmp_path: Path
+) -> None:
+    """The same recipe on a card that was made to vary: every second boot or so fails."""
+    (path, *_) = sorted((finished.studies / "fake_demo" / "recipes").glob("*.sh"))
+    recipe = read_recipe(path)
+    assert recipe.command is not None
+    front = json.loads((finished.studies / "fake_demo" / "front.json").read_text())
+    row = next(row for row in front if row["attempt"] == recipe.attempt)
+    needs = 1024 - row["memory_left_mib"]
+    argv = list(recipe.measured.argv)
+    changed = {"--capacity-mib": f"{needs:.3f}", "--memory-spread-mib": "8.0",
+               "--boots-file": str(tmp_path / "boots")}  # fmt: skip
+    for flag, value in changed.items():
+        argv[argv.index(flag) + 1] = value
+    everyone = Attempts(finished.attempts).all()
+    attempt = replace(next(a for a in everyone if a.number == recipe.attempt), argv=tuple(argv))
+    study = tmp_path / "study"
+    study.mkdir()
+    shutil.copy(finished.studies / "fake_demo" / "study.json", study / "study.json")
+    (varying,) = write_recipes([attempt], form="shell", folder=tmp_path, study_folder=study)
+    found = verify(varying, watch=lambda _progress: None, boot_timeout_s=30.0)
+    boots = len((tmp_path / "boots").read_text().splitlines())
+    assert (found.boots, boots) == (5, 5)
+    assert found.held is not None
+    assert found.held < 5
+    assert f"{found.held} of 5 boots" in found.reasons[0]

@@ -202,6 +202,7 @@ FACTS: Final[Mapping[str, str]] = MappingProxyType({
     "embedding_length": "values of the residual stream",
     "feed_forward_length": "values of the widest hidden layer of a block",
     "vocabulary": "tokens",
+    "chat_template": "whether its files have a chat template",
     "trained_context_tokens": "the longest context it was trained for",
     "quantization": "how the weights are quantised, as the checkpoint says",
     "weights_bytes": "all tensors of the files",
@@ -213,6 +214,7 @@ FACTS: Final[Mapping[str, str]] = MappingProxyType({
 """What may be stated of a model, and what it means. Sizes in bytes, contexts in tokens."""
 
 TEXT_FACTS: Final = ("architecture", "quantization")
+TRUTH_FACTS: Final = ("chat_template",)
 
 ELSEWHERE: Final[Mapping[str, str]] = MappingProxyType({
     "num_hidden_layers": "layers", "num_key_value_heads": "kv_heads", "head_dim": "key_length",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sweeper.core.looping import Looks
+from sweeper.core.objectives import counted_low_tok_s
 from sweeper.core.outcome import Attempt, Measured
 from sweeper.core.pairs import Scalar
-from sweeper.core.protocol import Noise
+from sweeper.core.protocol import Noise, within_prompts
 from sweeper.core.quality import GREEDY_PROMPTS
 from sweeper.core.sample import Purpose
 
@@ -17,7 +20,10 @@ _ALIKE_CHARACTERS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A member of the front: its window in tokens, and the lower bound of its decode tokens/s."""
+    """A member of the front: its window in tokens, and the lower bound of its decode tokens/s.
+
+    That which it counts with: where its answers loop, accepted drafts do not.
+    """
 
     window_tokens: int
     low_tok_s: float
@@ -29,11 +35,16 @@ class Reference:
 
     `trusted` where the study names that configuration, or another one answers alike: else the one
     that answers otherwise could as well be the reference.
+
+    `looks` is how its measured answers to the compared workload look, of this digest; None where
+    nobody looked.
     """
 
     attempt: int
     answers: tuple[str, ...]
     trusted: bool = False
+    workload: str = ""
+    looks: Looks | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +105,26 @@ def known_from(
 
 
 def compared_speeds(attempt: Attempt) -> list[float]:
-    """Return the decode speeds of the measured requests of an attempt's compared load."""
+    """Return the decode speeds of the measured requests of an attempt's compared load.
+
+    Each beside those of the same prompt: that prompts differ is no noise.
+    """
     if not isinstance(attempt.outcome, Measured) or not attempt.outcome.figures:
         return []
     first = attempt.outcome.figures[0]
-    return [
-        each.decode_tok_s
+    found = [
+        (each.prompt, each.decode_tok_s)
         for each in attempt.samples
         if each.purpose is Purpose.MEASURE
         and (each.workload, each.prompt_length, each.streams)
         == (first.workload, first.prompt_length, first.streams)
         and each.decode_tok_s is not None
     ]
+    asked = Counter(prompt for prompt, _ in found)
+    if len(asked) > 1:
+        # A prompt that was asked once says nothing of noise.
+        found = [(prompt, speed) for prompt, speed in found if asked[prompt] > 1]
+    return within_prompts([speed for _, speed in found], [prompt for prompt, _ in found])
 
 
 def answers_of(attempt: Attempt) -> tuple[str, ...]:
@@ -118,7 +137,7 @@ def _rival(attempt: Attempt) -> Rival:
     assert isinstance(attempt.outcome, Measured)
     return Rival(
         window_tokens=attempt.outcome.context.window_tokens,
-        low_tok_s=attempt.outcome.decode_tok_s.low,
+        low_tok_s=counted_low_tok_s(attempt.outcome),
     )
 
 
@@ -137,7 +156,17 @@ def _reference(
             answers=answers,
             trusted=values is not None
             or any(alike(answers, answers_of(other)) for other in same if other is not each),
+            workload=str(each.workload.get("digest", "")),
+            looks=_looks(each),
         )
+    return None
+
+
+def _looks(attempt: Attempt) -> Looks | None:
+    assert isinstance(attempt.outcome, Measured)
+    for first in attempt.outcome.figures[:1]:
+        if first.answers is not None and first.looping is not None:
+            return Looks(count=first.looping, of=first.answers)
     return None
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sweeper.core.pairs import Pairs
+from sweeper.core.stats import normal_cdf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,44 +65,80 @@ class OutOfMemory:
     shortfall_bytes: float | None = None
 
 
+_APART: Final = 2.0
+"""By how many standard deviations from boot to boot a need must be larger to be larger for sure.
+
+A point that boots 19 times of 20 leaves 1.6 deviations. It runs out, one time in a thousand, when
+it needs 3.1 more than usual; what needs 2 more than it then boots one time of three at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryBound:
     """The edge of what fits, as learnt from boots that did not.
 
     A configuration that asks for at least as much of everything as one that ran out of memory
-    would run out too, so it need not be booted.
+    would run out too, so it need not be booted. What a boot needs differs from boot to boot by
+    `spread_bytes`, one standard deviation: a failure that may have been bad luck excludes only what
+    needs noticeably more in all, or what a second failure excludes as well.
     """
 
     failures: tuple[OutOfMemory, ...] = ()
+    spread_bytes: float = 0.0
 
     def with_failure(self, failure: OutOfMemory) -> MemoryBound:
         """Return the bound with one more failure; those it implies are dropped."""
-        if self.excluded_by(failure.footprint) is not None:
+        if any(self._surely(each, failure.footprint) for each in self.failures):
             return self
-        kept = (
-            each for each in self.failures if not each.footprint.needs_at_least(failure.footprint)
-        )
-        return MemoryBound((*kept, failure))
+        kept = (each for each in self.failures if not self._surely(failure, each.footprint))
+        return MemoryBound((*kept, failure), self.spread_bytes)
 
     def without(self, footprint: Footprint) -> MemoryBound:
-        """Return the bound without the failures that a footprint contradicts, since it fits."""
+        """Return the bound without the failures that a footprint contradicts, since it fits.
+
+        One that needs no more than the spread beyond a failure contradicts nothing: near the edge
+        some boots work and some do not.
+        """
         return MemoryBound(
-            tuple(each for each in self.failures if not footprint.needs_at_least(each.footprint))
+            tuple(
+                each
+                for each in self.failures
+                if not (
+                    footprint.needs_at_least(each.footprint)
+                    and footprint.total_bytes - each.footprint.total_bytes
+                    >= _APART * self.spread_bytes
+                )
+            ),
+            self.spread_bytes,
         )
 
+    def with_spread(self, spread_bytes: float) -> MemoryBound:
+        """Return the bound under another spread from boot to boot."""
+        return MemoryBound.of(self.failures, spread_bytes=spread_bytes)
+
     @classmethod
-    def of(cls, failures: Iterable[OutOfMemory]) -> MemoryBound:
+    def of(cls, failures: Iterable[OutOfMemory], *, spread_bytes: float = 0.0) -> MemoryBound:
         """Return the bound that all these failures draw together."""
-        bound = cls()
+        bound = cls(spread_bytes=spread_bytes)
         for failure in failures:
             bound = bound.with_failure(failure)
         return bound
 
     def excluded_by(self, footprint: Footprint) -> OutOfMemory | None:
         """Return the failure that shows this footprint cannot fit, if one does."""
-        return next(
-            (each for each in self.failures if footprint.needs_at_least(each.footprint)), None
-        )
+        below = [each for each in self.failures if footprint.needs_at_least(each.footprint)]
+        sure = next((each for each in below if self._surely(each, footprint)), None)
+        # Bad luck twice, where each is one in twenty at most, is no luck any more.
+        return sure if sure is not None or len(below) < 2 else below[0]
+
+    def _surely(self, failure: OutOfMemory, footprint: Footprint) -> bool:
+        """Tell whether this failure alone shows that the footprint cannot fit."""
+        if not footprint.needs_at_least(failure.footprint):
+            return False
+        beyond = _APART * self.spread_bytes
+        lacked = failure.shortfall_bytes
+        if lacked is not None and lacked >= beyond:
+            return True
+        return footprint.total_bytes - failure.footprint.total_bytes >= beyond
 
 
 # --- how much, and how sure -------------------------------------------------------------------
@@ -170,7 +207,7 @@ class Excess:
         """The probability that it fits, from 0 to 1."""
         if self.spread == 0:
             return 1.0 if self.mean <= 0 else 0.0
-        return _below(-self.mean / self.spread)
+        return normal_cdf(-self.mean / self.spread)
 
 
 def excess(estimate: Estimate, capacity: float, capacity_spread: float = 0.0) -> Excess:
@@ -372,13 +409,8 @@ def _moved(
     return MemoryModel(model.names, off, covariance)
 
 
-def _below(deviations: float) -> float:
-    """Return the probability that a standard normal value is below this one."""
-    return 0.5 * math.erfc(-deviations / math.sqrt(2))
-
-
 def _hazard(reach: float) -> float:
     """Return the density at `reach` over the probability below it: how far the rest lies off."""
     if reach < -6:
         return -reach - 1 / reach  # where both are too small to divide
-    return math.exp(-(reach**2) / 2) / math.sqrt(2 * math.pi) / _below(reach)
+    return math.exp(-(reach**2) / 2) / math.sqrt(2 * math.pi) / normal_cdf(reach)

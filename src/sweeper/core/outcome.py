@@ -123,7 +123,8 @@ class Figures:
     `itl_p99_s` the 99th percentile of all gaps. `ended` says why no more repeats were made.
     `cached_ttft_s` is the time to the first token of a prompt that the server had just read.
     `tokens` is how many were generated while the telemetry was watched, `server` the engine's own
-    sums over the same requests where it keeps them (`requests`, `decode_s`, `ttft_s`).
+    sums over the same requests where it keeps them (`requests`, `decode_s`, `ttft_s`). Of `answers`
+    measured answers `looping` represent nothing; None where nobody looked.
     """
 
     workload: str
@@ -141,6 +142,8 @@ class Figures:
     ended: str = ""
     tokens: int | None = None
     server: Pairs = Pairs()
+    answers: int | None = None
+    looping: int | None = None
 
     @property
     def joules_per_token(self) -> float | None:
@@ -172,6 +175,8 @@ class Measured:
     """It booted, held its context with real tokens, and was timed.
 
     The first figures are those of the load that the search compares; `figures` has every load's.
+    `ready_bytes` is what the engine held when it was ready, counted as `peak_bytes` is, and
+    `ready_device_bytes` what was in use on its cards then, by all programs.
     """
 
     decode_tok_s: Summary
@@ -183,6 +188,8 @@ class Measured:
     figures: tuple[Figures, ...] = ()
     telemetry: Telemetry | None = None
     quality: Quality | None = None
+    ready_bytes: int | None = None
+    ready_device_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +284,8 @@ class Attempt:
     `engine`, `model`, `host` and `workload` hold the facts that make two attempts comparable.
     `port_argument` is the index of the port in `argv`: the one argument a recipe may replace.
     `confirms` is the attempt whose number was measured again after the search, None in the search.
+    `brief` then says that it was booted only to see whether it works again: nothing was repeated
+    often enough for a figure of its own.
     """
 
     study: str
@@ -298,3 +307,4 @@ class Attempt:
     notes: tuple[str, ...] = ()
     port_argument: int | None = None
     confirms: int | None = None
+    brief: bool = False

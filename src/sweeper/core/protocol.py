@@ -112,12 +112,17 @@ class Repetition:
     beaten to reach the front: the largest lower bound of its members with as large a window, 0
     where there is none. None means no race: the number is wanted for itself, as tight as asked.
     `max_tokens` is the length of a full answer (None: longer than a warm-up answer).
+
+    Run i of the measured ones asks prompt i mod `prompts`. Some texts are drafted better than
+    others, so a decision by numbers falls after whole rounds of the prompts only, and what repeats
+    say against their own median is looked for within prompts.
     """
 
     repeats: Repeats
     noise: Noise | None = None
     bar: float | None = None
     max_tokens: int | None = None
+    prompts: int = 1
 
     def next(self, warmup: Sequence[float], measured: Sequence[float]) -> Step:
         """Return what to do after these speeds of warm-up and of measured requests."""
@@ -135,11 +140,11 @@ class Repetition:
         if len(measured) >= repeats.most:
             return Finished.MOST
         found = summarise(measured, confidence=repeats.confidence)
-        if Doubt.TOO_FEW in found.doubts:
+        if Doubt.TOO_FEW in found.doubts or len(measured) % self.prompts:
             return MeasureStep()
         tight = len(measured) >= repeats.least and self._tight(found)
         if (tight or self._ahead(found)) and not doubts_of(
-            measured, before=warmup, levels=SUSPICIOUS
+            self._within(measured), before=warmup, levels=SUSPICIOUS
         ):
             return Finished.TIGHT if tight else Finished.AHEAD
         return MeasureStep()
@@ -176,7 +181,7 @@ class Repetition:
 
         `gaps` are the times between pieces of text of each measured answer.
         """
-        doubts = list(doubts_of(measured, before=warmup, gaps=gaps))
+        doubts = list(doubts_of(self._within(measured), before=warmup, gaps=gaps))
         cold = (
             len(warmup) >= max(self.repeats.warmup_max, 2)
             and not self._hopeless(warmup)
@@ -203,6 +208,9 @@ class Repetition:
             doubts=tuple(dict.fromkeys((*found.doubts, *doubts))),
             short=len(measured) == 1 and self._hopeless(warmup) and self._short_margin > 0,
         )
+
+    def _within(self, measured: Sequence[float]) -> list[float]:
+        return within_prompts(measured, [i % self.prompts for i in range(len(measured))])
 
     @property
     def _short_margin(self) -> float:
@@ -243,16 +251,20 @@ class Repetition:
             return False
         if self._hopeless(warmup) and max(measured) * (1 + self._short_margin) < self.bar:
             return True
-        if n & (n - 1):
+        rounds, rest = divmod(n, self.prompts)
+        if rest or rounds & (rounds - 1):
             return False
         logs = [math.log(each) for each in measured]
         cv, dof = (0.0, 0) if self.noise is None else (self.noise.cv, self.noise.dof)
         middle, variance = statistics.fmean(logs), 1 / n
         if n >= 3:
             middle, variance = statistics.median(logs), math.pi / 2 / n
-            own = statistics.stdev(logs)
-            if dof == 0 or own > cv:
-                cv, dof = own, n - 1
+            if rounds > 1 or self.prompts == 1:
+                own = statistics.stdev(map(math.log, self._within(measured)))
+                if dof == 0 or own > cv:
+                    cv, dof = own, n - self.prompts
+            elif dof == 0:
+                return False  # each prompt was asked once, which says nothing of noise
         elif dof == 0 or self._odd(warmup, measured):
             return False
         looks = self.repeats.most.bit_length()
@@ -286,4 +298,34 @@ class Repetition:
         )
 
 
-__all__ = ["Finished", "MeasureStep", "Noise", "Repetition", "Step", "WarmUpStep"]
+def within_prompts(speeds: Sequence[float], prompts: Sequence[int]) -> list[float]:
+    """Return speeds as they would be if all prompts had the same median: that of all.
+
+    What is left of a speed beside its prompt's median is widened by sqrt((n - 1) / (n - k)) for n
+    speeds and k prompts, as each median takes a degree of freedom. A prompt with a single speed
+    says nothing of noise, and its speed becomes the median of all.
+    """
+    kinds = len(set(prompts))
+    if kinds < 2:
+        return list(speeds)
+    by_prompt: dict[int, list[float]] = {}
+    for speed, prompt in zip(speeds, prompts, strict=True):
+        by_prompt.setdefault(prompt, []).append(speed)
+    medians = {prompt: statistics.median(several) for prompt, several in by_prompt.items()}
+    middle = statistics.median(speeds)
+    wider = math.sqrt((len(speeds) - 1) / max(len(speeds) - kinds, 1))
+    return [
+        middle * (speed / medians[prompt]) ** wider
+        for speed, prompt in zip(speeds, prompts, strict=True)
+    ]
+
+
+__all__ = [
+    "Finished",
+    "MeasureStep",
+    "Noise",
+    "Repetition",
+    "Step",
+    "WarmUpStep",
+    "within_prompts",
+]

@@ -61,7 +61,9 @@ class Sample:
     engine's own figures for the same request.
 
     `workload`, `prompt_length` (None: the workload's own prompt) and `streams` say which load the
-    request belongs to, `run` and `stream` which of its requests it is.
+    request belongs to, `run` and `stream` which of its requests it is, `prompt` which of the
+    workload's prompts was asked, from 0 on. `asked_tokens` is how long the answer was to be at
+    most, None where it was not kept.
     """
 
     purpose: Purpose
@@ -82,6 +84,8 @@ class Sample:
     seed: int | None = None
     began_s: float = 0.0
     gaps_s: tuple[float, ...] = ()
+    prompt: int = 0
+    asked_tokens: int | None = None
 
     @property
     def decode_tok_s(self) -> float | None:

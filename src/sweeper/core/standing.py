@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sweeper.core.front import Entry, pareto_front
@@ -11,6 +11,15 @@ from sweeper.core.known import alike, answers_of
 from sweeper.core.objectives import objectives_of, values_of
 from sweeper.core.outcome import Attempt, Broken, HostFault, Infeasible, Measured, Unfit, name
 from sweeper.core.pairs import Point
+from sweeper.core.reliability import (
+    ENOUGH_BOOTS,
+    Hold,
+    Reliability,
+    margin_words,
+    mib,
+    ran_out,
+    reliabilities,
+)
 from sweeper.core.stats import Doubt
 
 
@@ -23,6 +32,12 @@ class Fall(enum.StrEnum):
     """Measured again it is slower, and others beat it."""
     UNSOUND = "unsound"
     """It answers otherwise than the same weights in other configurations, which agree."""
+    FLAKY = "flaky"
+    """It works in some boots and runs out of memory in others."""
+    EDGE = "edge"
+    """It leaves so little memory that it does not work 19 times of 20."""
+    SHORT = "short"
+    """It leaves less memory than the study asks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +54,8 @@ def standing(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
 
     What was measured again after the search counts instead of what the search saw; of several such
     the one in the middle. A measurement on a contended machine never replaces one on a quiet
-    machine. A point whose last word is that it cannot work, or whose answers are unsound, has none.
+    machine. A point whose last word is that it cannot work, that ran out of memory in any of its
+    boots, or whose answers are unsound, has none.
     """
     everyone = list(attempts)
     unsound = {each.number for each in unsound_among(everyone)}
@@ -55,15 +71,54 @@ def front_among(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
     """Return the attempts that stand and that none other beats in all objectives, fastest first.
 
     The objectives are those of the study: the median of decode tokens/s and the window in tokens
-    that was proven, and quality where the study says so.
+    that was proven, and quality where the study says so. Of what stands, points that are known not
+    to boot 19 times of 20, or that leave less memory than the study asks for, are not on it.
     """
-    return _front(standing(attempts))
+    everyone = list(attempts)
+    holds = reliability_of(everyone)
+    return _front(each for each in standing(everyone) if holds[each.point].may_win)
+
+
+def reliability_of(attempts: Iterable[Attempt]) -> Mapping[Point, Reliability]:
+    """Return how likely each measured point works again, by what its study asks to be left.
+
+    The wish is kept with each attempt; that of the last one counts.
+    """
+    everyone = list(attempts)
+    last = max(everyone, key=lambda each: each.number, default=None)
+    least = None if last is None else last.workload.get(LEAST_LEFT)
+    return reliabilities(
+        everyone,
+        least_left_bytes=least
+        if isinstance(least, int | float) and not isinstance(least, bool)
+        else None,
+    )
+
+
+def unsure(attempts: Iterable[Attempt]) -> Attempt | None:
+    """Return the member of the front to boot once more, to see whether it works every time.
+
+    None where no member's margin is small, or each was booted often enough. Of several the one
+    that boots quickest; of equal ones the fastest.
+    """
+    everyone = list(attempts)
+    holds = reliability_of(everyone)
+    waiting = [
+        each
+        for each in front_among(everyone)
+        if holds[each.point].hold is Hold.UNSURE and holds[each.point].boots < ENOUGH_BOOTS
+    ]
+    return min(waiting, key=lambda each: each.timings.boot_s or 0.0, default=None)
+
+
+LEAST_LEFT = "memory_left_bytes"
+"""Under which name an attempt keeps, among its workload's facts, what its study asks to be left."""
 
 
 def unconfirmed(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
     """Return the members of the front that were not measured again yet, fastest first."""
     everyone = list(attempts)
-    again = {each.point for each in everyone if each.confirms is not None}
+    again = {each.point for each in everyone if each.confirms is not None and not each.brief}
     return tuple(each for each in front_among(everyone) if each.point not in again)
 
 
@@ -75,11 +130,17 @@ def fallen(attempts: Iterable[Attempt]) -> tuple[Fallen, ...]:
     before = _front(each for each in spokesmen if each is not None)
     now = {each.point for each in front_among(everyone)}
     unsound = {each.number for each in unsound_among(everyone)}
+    holds = reliability_of(everyone)
     found = []
     for each in before:
         if each.point in now:
             continue
-        again = [other for other in everyone if other.confirms and other.point == each.point]
+        again = [
+            other
+            for other in everyone
+            if other.confirms and not other.brief and other.point == each.point
+        ]
+        hold = holds[each.point]
         if each.number in unsound:
             found.append(
                 Fallen(
@@ -87,6 +148,12 @@ def fallen(attempts: Iterable[Attempt]) -> tuple[Fallen, ...]:
                     fall=Fall.UNSOUND,
                     explanation="its greedy answers differ from those of the same weights in "
                     "other configurations, which agree among themselves",
+                )
+            )
+        elif not hold.may_win:
+            found.append(
+                Fallen(
+                    attempt=each, fall=_FALLS[hold.hold], explanation=_why_not(hold, everyone, each)
                 )
             )
         elif again and not any(isinstance(other.outcome, Measured) for other in again):
@@ -112,6 +179,31 @@ def fallen(attempts: Iterable[Attempt]) -> tuple[Fallen, ...]:
                 )
             )
     return tuple(found)
+
+
+_FALLS = {Hold.FLAKY: Fall.FLAKY, Hold.EDGE: Fall.EDGE, Hold.SHORT: Fall.SHORT}
+
+
+def _why_not(hold: Reliability, everyone: Sequence[Attempt], fell: Attempt) -> str:
+    match hold.hold:
+        case Hold.FLAKY:
+            endings = [
+                name(each.outcome)
+                for each in everyone
+                if each.point == fell.point and isinstance(each.outcome, Infeasible)
+            ]
+            return (
+                f"it worked in {hold.held} of {hold.boots} boots, and ended as {endings[-1]} in "
+                "the other" + ("s" if hold.boots - hold.held > 1 else "")
+            )
+        case Hold.SHORT:
+            return f"it leaves less memory than `limits` asks for ({margin_words(hold)})"
+        case _:
+            return (
+                f"it leaves too little memory to boot 19 times of 20 ({margin_words(hold)}; from "
+                f"boot to boot it differs by {mib(hold.spread_bytes or 0.0)}, one standard "
+                "deviation)"
+            )
 
 
 def unsound_among(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
@@ -170,7 +262,13 @@ def _by_point(attempts: Iterable[Attempt]) -> dict[Point, list[Attempt]]:
 
 def _speaks(several: Sequence[Attempt]) -> Attempt | None:
     """Return which of several attempts at one point speaks for it, if one does."""
-    telling = [each for each in several if not isinstance(each.outcome, Broken | HostFault)]
+    if any(ran_out(each) for each in several):
+        return None  # once is enough: nobody wants a recipe that starts most of the time
+    telling = [
+        each
+        for each in several
+        if not each.brief and not isinstance(each.outcome, Broken | HostFault)
+    ]
     again = [each for each in telling if each.confirms is not None]
     if again:
         measured = [each for each in again if isinstance(each.outcome, Measured)]

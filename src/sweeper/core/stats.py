@@ -36,6 +36,8 @@ class Doubt(enum.StrEnum):
     """The server's own timing differs from the client's by more than 3 %."""
     ACCEPTANCE_DISAGREES = "acceptance_disagrees"
     """Speculation's counters, the tokens answered and the speed do not fit each other."""
+    LOOPING = "looping"
+    """Answers repeat themselves or the prompt, or are none: drafts guess such text too well."""
 
 
 _EXPLAINED = {
@@ -50,6 +52,7 @@ _EXPLAINED = {
     Doubt.EARLY_STOP: "answers ended long before they were as long as asked",
     Doubt.CLOCKS_DISAGREE: "the server's own timing differs by more than 3 %",
     Doubt.ACCEPTANCE_DISAGREES: "accepted drafts, tokens and speed do not fit each other",
+    Doubt.LOOPING: "answers go round in circles or are none, so accepted drafts do not count",
 }
 
 
@@ -141,6 +144,11 @@ def _iqr(ordered: Sequence[float]) -> float:
         return 0.0
     first, _, third = statistics.quantiles(ordered, n=4, method="inclusive")
     return third - first
+
+
+def normal_cdf(x: float) -> float:
+    """Return the probability that a standard normal value is below x."""
+    return 0.5 * math.erfc(-x / math.sqrt(2))
 
 
 def normal_quantile(p: float) -> float:

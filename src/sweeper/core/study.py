@@ -51,11 +51,13 @@ class SamplerChoice:
 class Confirm:
     """How the front is measured again after the search: `rounds` fresh boots of each member.
 
-    At most `boots` boots in all; 0 rounds: not at all.
+    At most `boots` boots in all; 0 rounds: not at all. Members with little memory left are then
+    booted again, at most `checks` times in all, to see whether they work every time.
     """
 
     rounds: int = 1
     boots: int = 8
+    checks: int = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,8 @@ class Study:
     boot; with `unified_memory` the processor takes its share of the same. `objectives` are the
     first two or all of OBJECTIVES, each to be maximised. `warm_start` names earlier studies that
     the search may learn from; True: all beside it of the same model on the same machine.
+    `memory_left_bytes` is what a configuration must leave of memory to win: None as much as makes
+    it boot 19 times of 20, a number so many bytes beside that, 0 nothing at all.
     """
 
     name: str
@@ -100,6 +104,7 @@ class Study:
     unified_memory: bool = False
     objectives: tuple[str, ...] = OBJECTIVES[:2]
     warm_start: bool | tuple[str, ...] = True
+    memory_left_bytes: int | None = None
 
     def identity(self) -> dict[str, Any]:
         """Return what must stay the same for attempts to belong to one study, as flat names.

@@ -92,7 +92,8 @@ _OWN_KEYS = {
 class Workload:
     """A benchmark: what is asked, how often, by how many streams. Times in seconds.
 
-    Either `prompt` is asked, or text of exactly the lengths `prompt_tokens`; with `to_window`
+    Either `prompt` is asked, or each of `prompts` in turn, so that no single text decides how many
+    drafts are accepted; or text of exactly the lengths `prompt_tokens`. With `to_window`
     these go on, four times as long each, up to what the window holds beside an answer. Each
     combination of length and number of `streams` is a load of its own, the first one is what the
     search compares. `max_tokens` is the length of an answer. With `minutes` every load is kept up
@@ -114,6 +115,7 @@ class Workload:
     proof_answer_tokens: int
     api: Literal["completion", "chat"] = "completion"
     prompt: str = ""
+    prompts: tuple[str, ...] = ()
     prompt_tokens: tuple[int, ...] = ()
     to_window: bool = False
     streams: tuple[int, ...] = (1,)
@@ -131,15 +133,24 @@ class Workload:
     silence_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
-        if self.prompt.strip() and self.prompt_tokens:
+        if self.prompt.strip() and self.prompts:
+            raise ValueError(
+                "prompts: and prompt are both given; put the one among the others, or empty them "
+                "with prompts=[]"
+            )
+        if any(not each.strip() for each in self.prompts):
+            raise ValueError("prompts: each must be a text to answer")
+        if len(set(self.prompts)) != len(self.prompts):
+            raise ValueError("prompts: must be different texts; one of them stands there twice")
+        if self.texts and self.prompt_tokens:
             raise ValueError(
                 "prompt: and prompt_tokens are both given; keep the text, or the lengths of texts "
                 "that are generated"
             )
-        if not self.prompt.strip() and not self.prompt_tokens:
+        if not self.texts and not self.prompt_tokens:
             raise ValueError(
-                "prompt: must be a text to answer; or give lengths of generated texts in "
-                "prompt_tokens"
+                "prompt: must be a text to answer; or give several in prompts, or lengths of "
+                "generated texts in prompt_tokens"
             )
         if self.to_window and not self.prompt_tokens:
             raise ValueError("to_window: needs prompt_tokens to start from")
@@ -181,6 +192,11 @@ class Workload:
             if name in _OWN_KEYS:
                 raise ValueError(f"request.{name}: {_OWN_KEYS[name]}; take it out of request")
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts that are asked in turn; none where generated texts of exact length are."""
+        return self.prompts or ((self.prompt,) if self.prompt.strip() else ())
+
     def loads(self, window: int) -> Iterator[Load]:
         """Yield what is asked of a server with this window in tokens, the compared load first.
 
@@ -218,11 +234,14 @@ class Workload:
 
     def described(self) -> dict[str, object]:
         """Return the workload as JSON-ready data."""
-        return {
+        found = {
             **asdict(self),
             "request": dict(self.request),
             "chat_template": dict(self.chat_template),
         }
+        if not self.prompts:
+            del found["prompts"]  # as it was before there were several: the digest stays the same
+        return found
 
     def digest(self) -> str:
         """Return 16 hex digits that change with anything that changes the numbers."""

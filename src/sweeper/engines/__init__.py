@@ -215,6 +215,33 @@ class Telling(Protocol):
         ...
 
 
+@runtime_checkable
+class Templated(Protocol):
+    """An adapter whose engine serves a chat without the model's template, by another one."""
+
+    def foreign_template(self, facts: Pairs, props: str | None) -> str | None:
+        """Return what shows that chats go through a template that is not the model's, or None.
+
+        `facts` is the evidence of its log, `props` the text of its properties page, if it has one.
+        """
+        ...
+
+
+def foreign_template(engine: Engine, facts: Pairs, props: str | None) -> str | None:
+    """Return what shows that chats go through a template that is not the model's, or None."""
+    return engine.foreign_template(facts, props) if isinstance(engine, Templated) else None
+
+
+def without_template(workload: str, model: str) -> str:
+    """Return in words that a chat is asked of a model without a template, and what to do."""
+    return (
+        f"workload {workload} asks a chat, and {model} has no chat template: a server refuses that "
+        "or takes a template that the model does not know, and the answers represent nothing; ask "
+        "plain completions (workload.api=completion, or a workload that does), or give the engine "
+        "a template (engine.extra_args=[--chat-template,NAME])"
+    )
+
+
 def capacity_of(engine: Engine, settings: Any, device_memory_bytes: float) -> float:
     """Return the part of a card's memory that the engine takes with these settings, in bytes."""
     share = engine.share(settings) if isinstance(engine, Sharing) else 1.0
@@ -377,15 +404,18 @@ __all__ = [
     "Scalar",
     "Sharing",
     "Telling",
+    "Templated",
     "Wire",
     "architecture_of",
     "capacity_of",
     "engine_names",
     "estimated",
+    "foreign_template",
     "load_engine",
     "no_draft_layers",
     "refusal_of",
     "role_of",
     "shown",
     "told",
+    "without_template",
 ]

@@ -45,7 +45,9 @@ class FakeSettings:
     with `n_max` above 0), `kv_kib_per_token` and `compute_mib` (for a batch of 512) are taken from
     it. `draft_cost` is the share of a step that each drafted token adds, `time_scale` divides all
     waiting, `ending_after` is how many completions go well before the ending. Chats answer with
-    `reasoning_tokens` of thoughts first.
+    `reasoning_tokens` of thoughts first. `memory_spread_mib` is the standard deviation from boot to
+    boot of what it needs; with a `boots_file`, in which it counts its boots, what each one needs
+    is drawn by its number and the seed, so that a series of boots can be repeated.
     """
 
     context: int = Options.context
@@ -69,6 +71,8 @@ class FakeSettings:
     ending_after: int = Options.ending_after
     runtime_oom_tokens: int = Options.runtime_oom_tokens
     reasoning_tokens: int = Options.reasoning_tokens
+    memory_spread_mib: float = Options.memory_spread_mib
+    boots_file: str = Options.boots_file
 
     def __post_init__(self) -> None:
         for name in ("capacity_mib", "decode_tok_s", "prefill_tok_s", "time_scale"):
@@ -88,6 +92,7 @@ class FakeSettings:
             "ending_after",
             "runtime_oom_tokens",
             "reasoning_tokens",
+            "memory_spread_mib",
         ):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise FieldError(name, f"must be at least 0, got {getattr(self, name)}")
@@ -206,6 +211,9 @@ class Fake:
                 facts["kv_pool_tokens"] = int(found[1])
             elif line == _UNSPECULATIVE:
                 facts["speculation"] = "off"
+        sizes = [facts.get(f"{kind}_bytes") for kind in ("weights", "draft", "kv_cache", "compute")]
+        if sizes[-1] is not None:  # the last one that it allocates
+            facts["used_bytes"] = sum(size for size in sizes if isinstance(size, int))
         return Pairs(facts)
 
     def verdict(self, death: Death, log: Iterable[str]) -> Failure:

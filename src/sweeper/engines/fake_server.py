@@ -13,6 +13,7 @@ import argparse
 import binascii
 import contextlib
 import errno
+import itertools
 import json
 import math
 import os
@@ -72,6 +73,7 @@ ENDINGS = {
     "empty-answer": "answers with status 200 and no tokens",
     "garbage": "repeats one token",
     "late-garbage": "answers well until --ending-after completions, and then repeats one word",
+    "looping": "goes round in a circle of 16 words in every answer, which drafts guess perfectly",
     "token-salad": "answers with words of all scripts thrown together, and bytes that are no text",
     "wrong-answers": "answers something else as soon as its KV cache is quantised",
     "error-in-stream": "sends an error object in the middle of a stream of status 200",
@@ -95,7 +97,9 @@ class Options(argparse.Namespace):
     is the share of a step without speculation that each drafted token adds to a step;
     `time_scale` divides all waiting; `ending_after` is how many completions are served well
     before an ending that happens in one. So many tokens of a chat's answer are
-    `reasoning_tokens`, unless its template is told `enable_thinking: false`.
+    `reasoning_tokens`, unless its template is told `enable_thinking: false`. From boot to boot it
+    needs more or less, by `memory_spread_mib`, one standard deviation: drawn by chance, or by the
+    seed and the number of the boot where it may count them in a `boots_file`.
     """
 
     port: int = 0
@@ -121,6 +125,8 @@ class Options(argparse.Namespace):
     ending_after: int = 0
     runtime_oom_tokens: int = 1024
     reasoning_tokens: int = 0
+    memory_spread_mib: float = 0.0
+    boots_file: str = ""
 
 
 # ---- What is simulated, as pure functions ------------------------------------------------------
@@ -224,6 +230,9 @@ SALAD = (
 
 _BROKEN_WORDS = {"garbage": ("!",), "late-garbage": (" the",), "token-salad": SALAD}
 """What the endings that break an answer are written in."""
+
+_CIRCLE = 16
+"""Words of a loop: so many that three short answers of them are no collapse."""
 
 LOGPROB_LOSS = {"f16": 0.0, "q8_0": 0.005, "q4_0": 0.08}
 """Nats a token that a text seems less probable with a KV cache of each type."""
@@ -619,7 +628,12 @@ class Server:
         request = binascii.crc32(repr(asked.prompt).encode())
         writer = random.Random(f"text {options.model} {request} {self._corruption(ending)}")
         words = _BROKEN_WORDS.get(ending, WORDS)
-        acceptance = 0.0 if options.ending == "dead-draft" else options.acceptance
+        spoken: Iterator[str]
+        if ending == "looping":
+            spoken = itertools.cycle([writer.choice(words) for _ in range(_CIRCLE)])
+        else:
+            spoken = (writer.choice(words) for _ in itertools.count())
+        acceptance = {"dead-draft": 0.0, "looping": 1.0}.get(options.ending, options.acceptance)
         luck = random.Random(f"drafts {options.seed} {request} {wanted_tokens}")
         reply = Reply(connection, asked, model=options.model, number=number)
         if asked.stream:
@@ -636,7 +650,7 @@ class Server:
                 cost = (1 + options.draft_cost * step.drafted) / options.decode_tok_s
                 due_s += cost / options.time_scale
             ready = reply.piece(
-                "".join(writer.choice(words) for _ in range(step.tokens)),
+                "".join(itertools.islice(spoken, step.tokens)),
                 thought=made < asked.reasoning_tokens,
             )
             sleep_until(due_s)
@@ -889,6 +903,9 @@ class Boot:
             draft_mib=options.draft_mib,
             compute_mib=options.compute_mib,
         )
+        if options.memory_spread_mib > 0:
+            more = _drawn(options) * options.memory_spread_mib * MIB
+            self._needed["compute"] = max(self._needed["compute"] + round(more), 0)
 
     def check(self) -> None:
         """Print the settings and what they need, or leave if they cannot work."""
@@ -1000,6 +1017,19 @@ class Boot:
             leave(1, self._too_large(kind, size))
         self._free_bytes -= size
         say(f"fake: {kind} buffer size = {size / MIB:.2f} MiB")
+
+
+def _drawn(options: Options) -> float:
+    """Return by how many standard deviations this boot needs more than usual."""
+    if not options.boots_file:
+        return random.Random().gauss(0, 1)
+    from pathlib import Path  # only here: every import is paid for at each start
+
+    with Path(options.boots_file).open("a+", encoding="ascii") as file:
+        file.write("boot\n")
+        file.seek(0)
+        boot = len(file.readlines())
+    return random.Random(f"{options.seed}:{boot}").gauss(0, 1)
 
 
 class Parser(argparse.ArgumentParser):

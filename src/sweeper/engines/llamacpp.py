@@ -414,6 +414,12 @@ class LlamaCpp:
             # glibc reserves 64 MiB of address space for every thread's arena; under a limit on
             # address space those empty reservations would count as the model's memory.
             env.setdefault("MALLOC_ARENA_MAX", "1")
+            # From this size on a block is mapped by itself. Unless set, it grows with what was
+            # freed, and a table of some MiB then finds a hole in the heap or makes it longer.
+            env.setdefault("MALLOC_MMAP_THRESHOLD_", "131072")
+            # Without a store of freed blocks for each thread, which makes the holes in the heap
+            # depend on when the thread that writes the log ran: 3 MiB more or less for one boot.
+            env.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
         for each in options.extra_args:
             if each.partition("=")[0] in _OWN_FLAGS:
                 raise FieldError(
@@ -467,6 +473,12 @@ class LlamaCpp:
         from sweeper.engines.llamacpp_endings import contradiction
 
         return contradiction(settings, facts, props)
+
+    def foreign_template(self, facts: Pairs, props: str | None) -> str | None:
+        """Return what shows that the server fell back to ChatML, None where nothing does."""
+        from sweeper.engines.llamacpp_endings import foreign_template
+
+        return foreign_template(facts, props)
 
     def draft_counters(self, metrics: str) -> DraftCounters | None:
         """Return speculation's counters; None for a server that is too old to have them."""

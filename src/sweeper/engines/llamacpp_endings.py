@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from sweeper.core.launch import Death, Ended, Phase
 from sweeper.core.outcome import (
@@ -271,6 +272,8 @@ def _memory(reading: Reading, death: Death) -> Failure | None:
             if required > free:
                 facts["shortfall_bytes"] = round(required - free)
                 said += f", {(required - free) / MIB:.1f} MiB too few"
+    if limit is not None:
+        said += _under(limit)
     for fact in ("context_tokens", "ubatch_tokens"):
         if (number := reading.number(fact)) is not None:
             facts[fact] = number
@@ -285,6 +288,10 @@ def _memory(reading: Reading, death: Death) -> Failure | None:
             try_next=_with_less(reading, name, required, free),
         ),
     )
+
+
+def _under(limit_bytes: int) -> str:
+    return f" under the limit of {limit_bytes / MIB:,.0f} MiB on the address space"
 
 
 def _kind_of(
@@ -363,16 +370,23 @@ def _contended(reading: Reading, death: Death) -> Failure | None:
 def _no_thread(reading: Reading, death: Death) -> Failure | None:
     """A thread needs address space for its stack: under a limit, its lack is a lack of memory."""
     seen = reading.at_all(Trouble.NO_THREAD)
-    if seen is None or (death.limit_bytes is None and reading.limit_bytes is None):
+    limit = death.limit_bytes if death.limit_bytes is not None else reading.limit_bytes
+    if seen is None or limit is None:
         return None
+    facts: dict[str, Scalar] = {"kind": "stack", "limit_bytes": limit}
+    said = ""
+    # How much a stack takes is up to the system, and only our own launcher says it.
+    if (stack := reading.number("thread_stack_bytes")) is not None:
+        facts["required_bytes"] = stack
+        said = f": {stack / MIB:.1f} MiB were asked for"
     serving = death.was_ready or reading.ready
     return Infeasible(
         name=InfeasibleName.OOM_RUNTIME if serving else InfeasibleName.OOM_COMPUTE,
         finding=_finding(
             reading,
-            "memory ran out for the stack of a thread",
+            f"memory ran out for the stack of a thread{said}{_under(limit)}",
             seen.line,
-            facts={"limit_bytes": death.limit_bytes or reading.limit_bytes},
+            facts=facts,
             phase=Phase.SERVING if serving else None,
         ),
     )
@@ -767,18 +781,50 @@ def _says_no_drafts(settings: LlamaCppSettings, page: Mapping[str, Scalar]) -> b
     return page.get("speculative") is False and not ngrams
 
 
+_CHATML = (
+    "{%- for message in messages -%} {{- '<|im_start|>' + message.role + ' ' + message.content + "
+    "'<|im_end|> ' -}} {%- endfor -%} {%- if add_generation_prompt -%} "
+    "{{- '<|im_start|>assistant ' -}} {%- endif -%}"
+)
+"""The template of a model that has none, as `/props` of llama.cpp shows it, blanks as one."""
+
+
+def foreign_template(facts: Pairs, props: str | None) -> str | None:
+    """Return what shows that a model without a template is served with ChatML, None if nothing.
+
+    A model of ChatML ends its turns by `<|im_end|>`; one that was given the plainest form of it as
+    its own template is no fallback.
+    """
+    if (said := facts.get("chat_template_fallback")) is not None:
+        return str(said)
+    page = _page(props)
+    template, end = page.get("chat_template"), page.get("eos_token")
+    if not isinstance(template, str) or end == "<|im_end|>":
+        return None
+    # `/props` has line breaks both as such and, within the quotes, as two characters.
+    plain = " ".join(template.replace("\\n", " ").split())
+    return (
+        f"the server's chat template is ChatML's, and its end of text {end}"
+        if (plain == _CHATML)
+        else None
+    )
+
+
 def _properties(props: str | None) -> Mapping[str, Scalar]:
     """Return what the properties page says of a slot; nothing for a page that is not one."""
-    try:
-        page = json.loads(props) if props else {}
-    except json.JSONDecodeError:
-        return {}
-    if not isinstance(page, dict):
-        return {}
+    page = _page(props)
     slot = page.get("default_generation_settings")
     found = {**page, **(slot if isinstance(slot, dict) else {})}
     names = ("n_ctx", "speculative", "total_slots")
     return {name: found[name] for name in names if isinstance(found.get(name), bool | int)}
+
+
+def _page(props: str | None) -> dict[str, Any]:
+    try:
+        page = json.loads(props) if props else {}
+    except json.JSONDecodeError:
+        return {}
+    return page if isinstance(page, dict) else {}
 
 
 _GONE = Death(ended=Ended.EXITED, after_s=0.0, was_ready=False)

@@ -321,12 +321,17 @@ _NEAR = 8
 _ADDRESS_SPACE = re.compile(
     r"sweeper: address space in use at the failure: (?P<used>\d+) bytes, limit (?P<limit>\d+) bytes"
 )
+_STACKS = re.compile(
+    r"sweeper: limit on the address space (?P<limit>\d+) bytes, "
+    r"stack of a thread (?P<stack>\d+) bytes"
+)
 _BUFFER = re.compile(
     r"(?:(?P<place>[A-Za-z]\w*) +)?(?P<kind>model|KV|RS|compute|output) +buffer size += +"
     r"(?P<mib>[\d.]+) MiB"
 )
 _SLOTS = re.compile(r"n_slots = (?P<slots>\d+)")
 _SLOT_WINDOW = re.compile(r"n_ctx_slot = (?P<tokens>\d+)|new slot,? n_ctx(?:_slot)? = (?P<own>\d+)")
+_CHATML = re.compile(r"fall(?:ing|s)? ?back (?:to|on) chatml")
 _WHEEL_VERSION = re.compile(r"^version: (?P<version>xllamacpp \S+)")
 _VERSION = re.compile(
     r"(?:\b(?:build_info|build)\s*[:=]\s*|\bversion\s*[:=]\s*(?=b?\d))(?P<version>b?\d[^,|]*)|"
@@ -647,6 +652,8 @@ class Reading:
             facts["slots"] = int(found["slots"])
         if ("version" in low or "build" in low) and self.phase.order < Phase.CONTEXT.order:
             self._version(line)
+        if "chatml" in low and _CHATML.search(low):
+            facts["chat_template_fallback"] = line.strip()[:300]
         if "flash" in low and not self.drafting and (found := _FLASH.search(line)):
             state = (found["state"] or found["flag"]).lower()
             facts["flash_attention"] = {"0": "disabled", "1": "enabled"}.get(state, state)
@@ -684,6 +691,8 @@ class Reading:
                 facts["needed_ubatch_tokens"] = int(found[1])
         if "address space" in low and (found := _ADDRESS_SPACE.search(line)):
             self.used_bytes, self.limit_bytes = int(found["used"]), int(found["limit"])
+        if "address space" in low and (found := _STACKS.search(line)):
+            self.limit_bytes, facts["thread_stack_bytes"] = int(found["limit"]), int(found["stack"])
 
     def _buffer(self, found: re.Match[str]) -> None:
         names = {"model": "weights", "KV": "kv_cache"}

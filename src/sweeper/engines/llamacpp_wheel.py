@@ -6,12 +6,17 @@ Flags have upstream's names, defaults and error messages, with three differences
 from LLAMA_ARG_* variables, nothing is ever downloaded, and a number must be all number ("12x" is
 refused). What it prints is llama.cpp's own log, on stderr.
 
+Under a limit on the address space (`ulimit -v`, `LimitAS=`) its threads have stacks of 1 MiB: glibc
+would reserve as much for each as the shell's `ulimit -s`, mostly 8 MiB, of which next to nothing is
+touched, and the server starts threads while it serves.
+
 Exit codes as upstream: 1 for a wrong flag, a model that does not load or a port that is taken, 0
 after SIGTERM or SIGINT once it serves. Before that these signals end it as they end any process.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import json
@@ -30,6 +35,9 @@ SERVER = "sweeper.engines.llamacpp_wheel"
 NO_WHEEL = (
     "error: the xllamacpp wheel is not installed in this interpreter; install sweeper[quickstart]"
 )
+LIMITED_STACK_BYTES = 2**20
+"""Stack of a thread under a limit on the address space: what Windows gives a thread, and twice what
+macOS gives, where the same server runs."""
 INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -54,6 +62,10 @@ LOAD_MODES = {
     "mmap+mlock": "MMAP_MLOCK",
     "dio": "DIRECT_IO",
 }
+
+
+_PTHREAD_ATTR_BYTES = 256
+"""More than a pthread_attr_t has anywhere: 56 on x86-64, 64 on AArch64."""
 
 
 class UsageError(Exception):
@@ -323,6 +335,7 @@ FLAGS: tuple[Flag, ...] = (
     *switch(
         "-kvu --kv-unified", "-no-kvu --no-kv-unified", "kv_unified", "one KV buffer for all slots"
     ),
+    taking("--chat-template", "TEMPLATE", str, "chat_template", "name or text of a chat template"),
     *switch("--jinja", "--no-jinja", "use_jinja", "the chat template in full"),
     taking(
         "--chat-template-kwargs",
@@ -535,6 +548,35 @@ def address_space() -> str | None:
     return None
 
 
+def limit_stacks() -> str | None:
+    """Make the stacks of threads small under a limit on the address space.
+
+    Returns a line with the limit and the size, None without a limit or on another C library than
+    glibc. It has taken its default from RLIMIT_STACK before Python ran: to lower that here would
+    come too late.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    library = ctypes.CDLL(None)
+    try:
+        change = library.pthread_setattr_default_np
+    except AttributeError:
+        return None
+    attributes = ctypes.create_string_buffer(_PTHREAD_ATTR_BYTES)
+    stack = ctypes.c_size_t(LIMITED_STACK_BYTES)
+    done = (
+        library.pthread_attr_init(attributes) == 0
+        and library.pthread_attr_setstacksize(attributes, stack) == 0
+        and change(attributes) == 0
+    )
+    if not done:
+        return None
+    return (
+        f"sweeper: limit on the address space {limit} bytes, stack of a thread {stack.value} bytes"
+    )
+
+
 def wheel_or_exit() -> Any:
     """Return the xllamacpp module; without one, exits as an engine that cannot start."""
     # If llama.cpp aborts, it would let a debugger attach and print a backtrace: that takes seconds,
@@ -596,6 +638,8 @@ def main(argv: Sequence[str]) -> NoReturn:
         if asked == "--help":
             print(usage())
             sys.exit(0)
+        # Before the wheel, which starts threads as soon as it is imported.
+        limits = limit_stacks()
         wheel = wheel_or_exit()
         if isinstance(asked, str):
             print(version(wheel))
@@ -606,6 +650,8 @@ def main(argv: Sequence[str]) -> NoReturn:
         sys.exit(1)
     # llama.cpp inside a wheel does not know its own build; who reads the log needs a version.
     print(version(wheel), file=sys.stderr, flush=True)
+    if limits is not None:
+        print(limits, file=sys.stderr, flush=True)
     serve(wheel, params)
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from sweeper.core.objectives import counted_tok_s
 from sweeper.core.outcome import Attempt, Measured
+from sweeper.core.standing import reliability_of
 from sweeper.recipe.formats import FORMATS, Format, chart_name
 from sweeper.recipe.quoting import RecipeError
 from sweeper.recipe.reading import Command, Interval, Recipe, read_recipe
@@ -18,7 +21,7 @@ from sweeper.record.codec import redacted
 
 
 def _fastest(front: Sequence[Attempt]) -> list[Attempt]:
-    return [max(front, key=lambda each: _measured(each).decode_tok_s.median)]
+    return [max(front, key=lambda each: counted_tok_s(_measured(each)))]
 
 
 def _longest(front: Sequence[Attempt]) -> list[Attempt]:
@@ -30,7 +33,7 @@ def _balanced(front: Sequence[Attempt]) -> list[Attempt]:
 
     Both objectives as doublings (log2), each between 0, its least on the front, and 1, its most.
     """
-    speeds = _shares([_measured(each).decode_tok_s.median for each in front])
+    speeds = _shares([counted_tok_s(_measured(each)) for each in front])
     windows = _shares([float(_measured(each).context.window_tokens) for each in front])
     away = [
         math.hypot(1 - speed, 1 - window) for speed, window in zip(speeds, windows, strict=True)
@@ -70,13 +73,16 @@ def write_recipes(
     study_folder: Path,
     failed: Sequence[Attempt] = (),
     front: Sequence[Attempt] = (),
+    everyone: Sequence[Attempt] = (),
     health_path: str | None = None,
 ) -> list[Path]:
     """Write one recipe for each attempt into the folder and return their paths, files or folders.
 
     The command is the recorded one, argument for argument, but for what the recipe lists. `failed`
-    are attempts of the study that did not work, `front` those that none other beats: a page tells
-    of them. `health_path` is where the server says that it is ready, if its adapter does not know.
+    are attempts of the study that did not work, `front` those that none other beats: a page lists
+    them. `everyone` are all attempts of the study: how often the point was booted, what it left of
+    memory, and whether it works every time stand in the recipe's header. `health_path` is where
+    the server says that it is ready, if its adapter does not know.
 
     Raises RecipeError for a format that does not exist or cannot hold the command, and for an
     attempt that was not measured; what was written before stays.
@@ -88,6 +94,7 @@ def write_recipes(
     written = []
     for attempt in attempts:
         source = _source(attempt, study_folder, failed, front, health_path)
+        source = _with_boots(source, everyone)
         files = rendered(source, form)
         name = source.name if chosen.suffix else chart_name(source)
         path = folder / f"{name}{chosen.suffix}"
@@ -157,6 +164,16 @@ def _source(
         health_path=health_path or known,
         front=tuple(front),
         failed=tuple(failed),
+    )
+
+
+def _with_boots(source: Source, everyone: Sequence[Attempt]) -> Source:
+    """Return the source with what all boots of its point show."""
+    point = source.attempt.point
+    return replace(
+        source,
+        hold=reliability_of(everyone).get(point),
+        boots=tuple(each.number for each in everyone if each.point == point),
     )
 
 

@@ -109,6 +109,8 @@ def _values(source: Source, export: Export) -> dict[str, Any]:
         "rows": measured.figures or (_compared(attempt, measured),),
         "troubles": telling.troubles(source.failed),
         "secrets": telling.secrets(source),
+        "margin": telling.margin(source),
+        "restarts": telling.restarts(source),
         "page_port": "PORT" if export.port_argument is None else DEFAULT_PORT,
         "request": _request(source),
         "fence": fence(command + _request(source) + str(export.env)),

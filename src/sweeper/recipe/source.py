@@ -11,6 +11,7 @@ from typing import Any
 
 from sweeper.core.outcome import Attempt, Measured
 from sweeper.core.pairs import Pairs, Scalar
+from sweeper.core.reliability import Reliability
 from sweeper.engines import CommandParts, Deployable, Engine, Wire, load_engine
 from sweeper.recipe.quoting import RecipeError, comment
 
@@ -22,7 +23,8 @@ class Source:
     """One measured attempt, and the attempts of its study that a recipe may tell of.
 
     `front` are those that none other beats, `failed` those that could not work; either may be
-    empty. `health_path` is where the server says that it is ready.
+    empty. `health_path` is where the server says that it is ready. `hold` says whether the point
+    works every time, `boots` are the numbers of all its attempts.
     """
 
     attempt: Attempt
@@ -31,6 +33,8 @@ class Source:
     health_path: str
     front: tuple[Attempt, ...] = ()
     failed: tuple[Attempt, ...] = ()
+    hold: Reliability | None = None
+    boots: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from sweeper.core.objectives import counted_tok_s, why_counted
 from sweeper.core.outcome import Attempt, Figures, Measured, name
 from sweeper.core.pairs import Pairs, Scalar, text
+from sweeper.core.reliability import Hold, margin_words
 from sweeper.core.stats import Summary, explained
 from sweeper.recipe.source import Export, Source, hub_model, lost
 
@@ -40,6 +42,8 @@ def figures(measured: Measured) -> list[str]:
         )
     if speed.doubts:
         lines.append(f"doubts: {', '.join(doubt.value for doubt in speed.doubts)}")
+    if (counted := why_counted(measured)) is not None:
+        lines.append(counted)
     # The first load is the compared one, told above.
     lines += [f"{load(each)}: {_load_figures(each)}" for each in measured.figures[1:]]
     return lines
@@ -114,6 +118,50 @@ def confirmation(source: Source) -> str:
     return f"measured again after the search: this is attempt {source.attempt.confirms} once more"
 
 
+_LOWER_FIRST = (
+    "context", "max_model_len", "n_ctx", "ctx_size", "gpu_memory_utilization", "utilisation",
+    "ubatch", "batch", "max_num_batched_tokens", "parallel", "max_num_seqs", "n_max",
+)  # fmt: skip
+"""What takes memory, in the order in which it is given up for least, as axes are usually called."""
+
+
+def margin(source: Source) -> list[str]:
+    """Return what all boots of this point say of the next one: the margin, and what to do."""
+    hold = source.hold
+    if hold is None:
+        return []
+    boots = ", ".join(str(number) for number in source.boots)
+    lines = [f"memory {margin_words(hold)} (attempts {boots})"]
+    match hold.hold:
+        case Hold.RELIABLE | Hold.UNKNOWN:
+            return lines
+        case Hold.FLAKY:
+            lines.append("it does NOT work every time: it ran out of memory in some of its boots")
+        case Hold.EDGE:
+            lines.append("it leaves too little memory to work 19 times of 20")
+        case Hold.SHORT:
+            lines.append("it leaves less memory than the study asks for")
+        case Hold.UNSURE:
+            lines.append("it is not known whether it works 19 times of 20")
+    lines.append(f"where it ends for lack of memory, lower {_lower_first(source)} first")
+    return lines
+
+
+def restarts(source: Source) -> str:
+    """Return why a restart policy gives up soon, "" where the point works every time."""
+    if source.hold is None or source.hold.hold in (Hold.RELIABLE, Hold.UNKNOWN):
+        return ""
+    return (
+        "Few restarts, on purpose: this configuration leaves little memory, and where it ran out "
+        f"of it, it would do so again. Lower {_lower_first(source)} first."
+    )
+
+
+def _lower_first(source: Source) -> str:
+    axes = [axis for axis in _LOWER_FIRST if axis in source.attempt.point]
+    return axes[0] if axes else "its context"
+
+
 def head(source: Source, export: Export) -> list[str]:
     """Return the lines that begin a recipe, without the marks of a comment."""
     attempt = source.attempt
@@ -128,6 +176,7 @@ def head(source: Source, export: Export) -> list[str]:
         f"Measured {attempt.started_at}:",
         *(f"  {line}" for line in figures(source.measured)),
         f"  {confirmation(source)}",
+        *(f"  {line}" for line in margin(source)),
         f"Workload: {attempt.workload}",
         f"Engine: {engine_words(source)}",
         f"Model: {model_words(source)}",
@@ -160,7 +209,7 @@ def secrets(source: Source) -> list[str]:
 
 def front_position(source: Source) -> str:
     """Return where on the front this attempt stands, in a sentence or two; "" if not known."""
-    speed = source.measured.decode_tok_s.median
+    speed = counted_tok_s(source.measured)
     window = source.measured.context.window_tokens
     others = [each.outcome for each in source.front if isinstance(each.outcome, Measured)]
     if not others:
@@ -169,7 +218,7 @@ def front_position(source: Source) -> str:
         return "Not one of those that none other beats: chosen by hand."
     if len(others) == 1:
         return "Of all configurations that were measured, none is faster or has more context."
-    fastest = max(each.decode_tok_s.median for each in others)
+    fastest = max(counted_tok_s(each) for each in others)
     longest = max(each.context.window_tokens for each in others)
     place = f"One of {len(others)} configurations that none other beats in speed and context: "
     if speed >= fastest and window >= longest:
@@ -229,4 +278,7 @@ def troubles(failed: Sequence[Attempt]) -> list[tuple[str, int, Attempt]]:
 
 def doubts_in_words(measured: Measured) -> list[str]:
     """Return the doubts about the compared figure as sentences."""
-    return [explained(doubt) for doubt in measured.decode_tok_s.doubts]
+    counted = why_counted(measured)
+    return [explained(doubt) for doubt in measured.decode_tok_s.doubts] + (
+        [] if counted is None else [counted]
+    )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from sweeper.core.objectives import counted_tok_s
 from sweeper.core.outcome import (
     Attempt,
     Broken,
@@ -30,6 +31,7 @@ from sweeper.core.outcome import (
     name,
 )
 from sweeper.core.pairs import Pairs, text
+from sweeper.core.reliability import mib, rooms_of
 from sweeper.record.attempts import ENGINE_LOG
 
 LOG_LIMIT_BYTES = 1_000_000
@@ -92,8 +94,14 @@ def metrics_of(attempt: Attempt) -> dict[str, float]:
 
     Rounded to what a table can show: the exact figures are in attempt.json.
     """
-    figures: dict[str, float | None] = {"boot_s": attempt.timings.boot_s}
+    left = min((room.left_bytes for room in rooms_of(attempt)), default=None)
+    figures: dict[str, float | None] = {
+        "boot_s": attempt.timings.boot_s,
+        "memory_left_mib": None if left is None else left / _MIB,
+    }
     match attempt.outcome:
+        case Measured() if attempt.brief:
+            pass  # it was asked for too little to have figures of its own
         case Measured() as measured:
             prefill, drafts, peak = measured.prefill_tok_s, measured.drafts, measured.peak_bytes
             quality, main = measured.quality, next(iter(measured.figures), None)
@@ -101,6 +109,7 @@ def metrics_of(attempt: Attempt) -> dict[str, float]:
                 "decode_tok_s": measured.decode_tok_s.median,
                 "decode_tok_s_low": measured.decode_tok_s.low,
                 "decode_tok_s_high": measured.decode_tok_s.high,
+                "counted_tok_s": counted_tok_s(measured),
                 "proven_context_tokens": measured.context.proven_tokens,
                 "ttft_ms": measured.ttft_s.median * 1000,
                 "prefill_tok_s": prefill.median if prefill is not None else None,
@@ -162,6 +171,7 @@ def tags_of(attempt: Attempt) -> dict[str, str]:
     }
     if attempt.confirms is not None:
         tags["confirms"] = str(attempt.confirms)
+        tags["brief"] = "true" if attempt.brief else "false"
     if not isinstance(attempt.outcome, Measured):
         tags["phase"] = attempt.outcome.finding.phase.value
         tags["reason"] = cut(attempt.outcome.finding.explanation, REASON_LIMIT)
@@ -170,8 +180,13 @@ def tags_of(attempt: Attempt) -> dict[str, str]:
     return tags
 
 
-def standing_tags(attempt_kind: str, *, on_front: bool, confirmed: bool) -> dict[str, str]:
-    """Return what may change about an attempt when others follow, its colour in charts too."""
+def standing_tags(
+    attempt_kind: str, *, on_front: bool, confirmed: bool, hold: tuple[str, str] | None = None
+) -> dict[str, str]:
+    """Return what may change about an attempt when others follow, its colour in charts too.
+
+    `hold` is whether its point works every time: a word (`reliable`, `flaky`, ...), and its margin.
+    """
     if attempt_kind != "measured":
         colour = _FAILED_COLOUR
     else:
@@ -180,6 +195,7 @@ def standing_tags(attempt_kind: str, *, on_front: bool, confirmed: bool) -> dict
         "on_front": "true" if on_front else "false",
         "confirmed": "true" if confirmed else "false",
         "mlflow.runColor": colour,
+        **({} if hold is None else {"holds": hold[0], "memory_left": hold[1]}),
     }
 
 
@@ -219,8 +235,13 @@ def note_of(attempt: Attempt, *, log_tail: str = "", links: str = "") -> str:
                 f" with **{context.proven_tokens:,} tokens** proven of "
                 f"{context.configured_tokens:,} configured."
             ]
-            if speed.doubts:
+            if attempt.brief:
+                lines = [f"It booted and held {context.proven_tokens:,} tokens; nothing was timed."]
+            elif speed.doubts:
                 lines.append(f"Doubts: {', '.join(speed.doubts)}.")
+            lines += [
+                f"Memory left to {room.of}: {mib(room.left_bytes)}." for room in rooms_of(attempt)
+            ]
         case failure:
             finding = failure.finding
             lines = [f"**{failure.name.value}**: {finding.explanation}"]
@@ -230,7 +251,8 @@ def note_of(attempt: Attempt, *, log_tail: str = "", links: str = "") -> str:
             if finding.try_next:
                 lines.append(f"Try next: {finding.try_next}")
     if attempt.confirms is not None:
-        lines.insert(0, f"Attempt {attempt.confirms} measured again, after the search.")
+        what = "booted again, to see whether it works" if attempt.brief else "measured again"
+        lines.insert(0, f"Attempt {attempt.confirms} {what}, after the search.")
     if attempt.engine.get("simulated") is True:
         lines[0] = f"**SIMULATED** {lines[0]}"
     if links:
@@ -372,12 +394,13 @@ def views(axes: Sequence[str], sweep: str | None = None) -> dict[str, str]:
 def _trials_view(axes: Sequence[str]) -> dict[str, Any]:
     columns = [
         *_columns("metrics", "decode_tok_s", "proven_context_tokens", "acceptance"),
-        *_columns("tags", "outcome", "on_front"),
+        *_columns("tags", "outcome", "on_front", "holds"),
+        *_columns("metrics", "memory_left_mib"),
         *_columns("params", *map(key, axes)),
     ]
     return {
         **_view(columns),
-        "orderByKey": "metrics.`decode_tok_s`",
+        "orderByKey": "metrics.`counted_tok_s`",
         "orderByAsc": False,
         "compareRunCharts": _charts(axes),
         "compareRunSections": [

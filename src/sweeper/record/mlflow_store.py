@@ -63,6 +63,7 @@ class Store:
         """What every run says of its standing."""
         self._front: frozenset[int] = frozenset()
         self._confirmed: frozenset[int] = frozenset()
+        self._holds: dict[int, tuple[str, str]] = {}
         self._steps: set[int] = set()
         """The attempts after which the study's figures were logged."""
         self._progress: Progress | None = None
@@ -180,8 +181,12 @@ class Store:
             self._runs[int(number)] = run.info.run_id
             self._kinds[int(number)] = tags.get("kind", "")
             self._standing[int(number)] = {
-                key: tags.get(key, "") for key in ("on_front", "confirmed", "mlflow.runColor")
+                key: tags[key]
+                for key in ("on_front", "confirmed", "holds", "memory_left", "mlflow.runColor")
+                if key in tags
             }
+            if "holds" in tags:
+                self._holds[int(number)] = tags["holds"], tags.get("memory_left", "")
             self._simulated |= tags.get("simulated") == "true"
             # A run left RUNNING is one that a killed process had not finished writing.
             if run.info.status != "RUNNING":
@@ -283,10 +288,18 @@ class Store:
             short.write_bytes(design.head_and_tail(path))
             self._client.log_artifact(run_id, str(short))
 
-    def mark(self, front: frozenset[int], confirmed: frozenset[int]) -> None:
-        """Bring up to date which attempts are on the front, and which were measured again."""
+    def mark(
+        self,
+        front: frozenset[int],
+        confirmed: frozenset[int],
+        holds: Mapping[int, tuple[str, str]],
+    ) -> None:
+        """Bring up to date which attempts are on the front, and which were measured again.
+
+        `holds` says of measured points whether they work every time, in a word and in words.
+        """
         # Remembered first: an attempt that is logged later gets its tags from here.
-        self._front, self._confirmed = front, confirmed
+        self._front, self._confirmed, self._holds = front, confirmed, dict(holds)
         for number in sorted(self._runs):
             wanted = self._standing_of(number)
             if self._standing.get(number) != wanted:
@@ -298,6 +311,7 @@ class Store:
             self._kinds.get(number, ""),
             on_front=number in self._front,
             confirmed=number in self._confirmed,
+            hold=self._holds.get(number),
         )
 
     # --- the study --------------------------------------------------------------------------------

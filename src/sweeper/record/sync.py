@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sweeper.core.objectives import counted_tok_s
 from sweeper.core.outcome import Attempt, Infeasible, Measured
 from sweeper.core.pairs import Pairs
-from sweeper.core.standing import front_among
+from sweeper.core.standing import front_among, reliability_of
 from sweeper.core.study import Study
 from sweeper.record.attempts import Attempts
 from sweeper.record.mlflow_design import ended_ms, epoch_ms
@@ -80,10 +81,16 @@ def _tell_attempt(tracking: Tracking, attempt: Attempt, folder: Path) -> None:
 
 
 def _tell_standing(tracking: Tracking, attempts: Sequence[Attempt]) -> None:
-    again = {each.point for each in attempts if each.confirms is not None and _is_measured(each)}
+    again = {
+        each.point
+        for each in attempts
+        if each.confirms is not None and not each.brief and _is_measured(each)
+    }
+    holds = reliability_of(attempts)
     tracking.front(
         [each.number for each in front_among(attempts)],
         [each.number for each in attempts if each.point in again and _is_measured(each)],
+        {each.number: holds[each.point] for each in attempts if each.point in holds},
     )
 
 
@@ -97,7 +104,7 @@ def _progress(attempts: Sequence[Attempt]) -> Progress:
         front_size=len(front_among(attempts)),
         hypervolume=hypervolume_of(attempts),
         at_ms=ended_ms(attempts[-1]),
-        best_decode_tok_s=max((each.decode_tok_s.median for each in measured), default=None),
+        best_decode_tok_s=max((counted_tok_s(each) for each in measured), default=None),
         best_proven_context_tokens=max(
             (each.context.proven_tokens for each in measured), default=None
         ),

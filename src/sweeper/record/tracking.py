@@ -13,12 +13,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from sweeper.core.outcome import Attempt
 from sweeper.core.pairs import Pairs
+from sweeper.core.reliability import Reliability, margin_words
 from sweeper.record.codec import HIDDEN
 from sweeper.record.mlflow_design import FinalReport, Progress
 
@@ -120,10 +122,19 @@ class Tracking:
 
         self._enqueue(f"log attempt {attempt.number}", work)
 
-    def front(self, numbers: Collection[int], confirmed: Collection[int] = ()) -> None:
-        """Tag exactly these attempts as on the front, and as of points that were measured again."""
+    def front(
+        self,
+        numbers: Collection[int],
+        confirmed: Collection[int] = (),
+        holds: Mapping[int, Reliability] = MappingProxyType({}),
+    ) -> None:
+        """Tag exactly these attempts as on the front, and as of points that were measured again.
+
+        `holds` says how likely the points of attempts work again, by the number of the attempt.
+        """
         members, again = frozenset(numbers), frozenset(confirmed)
-        self._enqueue("mark the front", lambda store: store.mark(members, again))
+        said = {number: (hold.hold.value, margin_words(hold)) for number, hold in holds.items()}
+        self._enqueue("mark the front", lambda store: store.mark(members, again, said))
 
     def progress(self, progress: Progress) -> None:
         """Log where the study stands, as a step of the figures of the study's run."""

@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.core.comparable import FACTS, facts_of
+from sweeper.core.objectives import counted_tok_s
 from sweeper.core.outcome import Attempt, Figures, Measured, kind, name
 from sweeper.core.pairs import Pairs, Scalar, text
 from sweeper.core.protocol import Finished
-from sweeper.core.standing import fallen, front_among, standing, unconfirmed
+from sweeper.core.reliability import margin_words
+from sweeper.core.standing import (
+    fallen,
+    front_among,
+    reliability_of,
+    standing,
+    unconfirmed,
+)
 from sweeper.core.stats import Doubt, Summary, explained
 from sweeper.job import Job
 from sweeper.recipe import RecipeError, render
@@ -202,7 +210,7 @@ def _leading(everyone: Sequence[Attempt], front: Sequence[Attempt]) -> tuple[Att
 
     def speed(attempt: Attempt) -> float:
         measured = attempt.outcome
-        return measured.decode_tok_s.median if isinstance(measured, Measured) else 0.0
+        return counted_tok_s(measured) if isinstance(measured, Measured) else 0.0
 
     others = [each for each in standing(everyone) if each.number not in chosen]
     return (*front, *sorted(others, key=speed, reverse=True))[:MOST_LINES]
@@ -226,7 +234,8 @@ def _summary(
 ) -> str:
     if not everyone:
         return "Nothing was booted yet."
-    again = sum(each.confirms is not None for each in everyone)
+    again = sum(each.confirms is not None and not each.brief for each in everyone)
+    checked = sum(each.brief for each in everyone)
     measured = sum(isinstance(each.outcome, Measured) for each in everyone)
     said = (
         f"{_many(len(everyone), 'boot')}: {measured} measured, {len(failures)} not measured; "
@@ -234,6 +243,10 @@ def _summary(
     )
     if again:
         said += f" {_many(again, 'boot')} measured the front again, and count instead."
+    if checked:
+        said += (
+            f" {_many(checked, 'boot')} only tried whether members with little memory left hold."
+        )
     return said
 
 
@@ -245,7 +258,7 @@ def _tiles(front: Sequence[Attempt]) -> tuple[Tile, ...]:
     members = measured_of(front)
     if not members:
         return ()
-    fastest, fast = max(members, key=lambda each: each[1].decode_tok_s.median)
+    fastest, fast = max(members, key=lambda each: counted_tok_s(each[1]))
     longest, long = max(members, key=lambda each: each[1].context.window_tokens)
     tiles = [
         Tile(
@@ -298,6 +311,7 @@ def _cell(row: Mapping[str, Any], key: str, show: Callable[[Any], str]) -> str:
 def _front_grid(everyone: Sequence[Attempt]) -> Grid:
     axes, _ = varied(front_among(everyone))
     by_number = {each.number: each for each in everyone}
+    holds = reliability_of(everyone)
     rows = []
     for row in front_rows(everyone):
         outcome = by_number[row["attempt"]].outcome
@@ -317,18 +331,19 @@ def _front_grid(everyone: Sequence[Attempt]) -> Grid:
                 _cell(row, "ttft_ms", figure_text),
                 _cell(row, "prefill_tok_s", figure_text),
                 _cell(row, "peak_memory_mib", count_text),
+                margin_words(holds[by_number[row["attempt"]].point]),
                 _cell(row, "joules_per_token", figure_text),
                 "" if share is None else percent_text(share),
                 _cell(row, "mean_logprob", lambda value: f"{value:.3f}"),
                 "" if row["confirms"] is None else f"of #{row['confirms']}",
-                row["doubts"],
+                "; ".join(filter(None, (row["doubts"], row["why_counted"]))),
             )
         )
     return _grid(
         rows, "#", *(f"<{axis}" for axis in axes), "decode, tok/s", "interval, tok/s",
         "confidence", "runs", "proven context, tokens", "acceptance, %", "first token, ms",
-        "prefill, tok/s", "peak, MiB", "energy, J/token", "answers alike, %",
-        "log-probability, nats/token", "<measured again", "<doubts",
+        "prefill, tok/s", "peak, MiB", "<memory left, and boots that held", "energy, J/token",
+        "answers alike, %", "log-probability, nats/token", "<measured again", "<doubts",
     )  # fmt: skip
 
 

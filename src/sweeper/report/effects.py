@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sweeper.core.objectives import counted_tok_s
 from sweeper.core.outcome import Attempt, Infeasible, Measured
 from sweeper.core.pairs import Pairs, Point, Scalar
 from sweeper.core.standing import standing
@@ -62,7 +63,7 @@ def effects_of(attempts: Iterable[Attempt]) -> tuple[Effect, ...]:
     """
     everyone = list(attempts)
     speeds = {
-        each.point: each.outcome.decode_tok_s.median
+        each.point: counted_tok_s(each.outcome)
         for each in standing(everyone)
         if isinstance(each.outcome, Measured) and each.outcome.decode_tok_s.median > 0
     }

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sweeper.core.front import hypervolume
+from sweeper.core.objectives import counted_tok_s, why_counted
 from sweeper.core.outcome import Attempt, Measured, kind, name
 from sweeper.core.pairs import Pairs, Scalar
-from sweeper.core.standing import front_among, standing
+from sweeper.core.reliability import Reliability
+from sweeper.core.standing import front_among, reliability_of
 
 _MIB = 2**20
 
@@ -42,7 +44,11 @@ def reference_point(attempts: Iterable[Attempt]) -> tuple[float, float] | None:
 
     In (tok/s, log2 tokens); None where nothing was measured.
     """
-    contexts = [result.context.window_tokens for _, result in measured_of(attempts)]
+    contexts = [
+        result.context.window_tokens
+        for attempt, result in measured_of(attempts)
+        if not attempt.brief
+    ]
     return (0.0, math.log2(min(contexts)) - 1) if contexts else None
 
 
@@ -54,8 +60,8 @@ def hypervolume_of(attempts: Iterable[Attempt]) -> float:
         return 0.0
     return hypervolume(
         (
-            (result.decode_tok_s.median, math.log2(result.context.window_tokens))
-            for _, result in measured_of(standing(everyone))
+            (counted_tok_s(result), math.log2(result.context.window_tokens))
+            for _, result in measured_of(front_among(everyone))
         ),
         reference,
     )
@@ -86,11 +92,21 @@ def front_rows(attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
     everyone = list(attempts)
     front = front_among(everyone)
     axes = axes_of(front)
-    return [measured_row(attempt, result, axes) for attempt, result in measured_of(front)]
+    holds = reliability_of(everyone)
+    return [
+        measured_row(attempt, result, axes, holds[attempt.point])
+        for attempt, result in measured_of(front)
+    ]
 
 
-def measured_row(attempt: Attempt, result: Measured, axes: Sequence[str]) -> dict[str, Any]:
-    """Return a measured attempt as a row: these axes, and its figures with their units."""
+def measured_row(
+    attempt: Attempt, result: Measured, axes: Sequence[str], hold: Reliability | None = None
+) -> dict[str, Any]:
+    """Return a measured attempt as a row: these axes, and its figures with their units.
+
+    `hold` is what all boots of its point say of the next one.
+    """
+    room = None if hold is None else hold.room
     speed, prefill, peak = result.decode_tok_s, result.prefill_tok_s, result.peak_bytes
     quality = result.quality
     return {
@@ -99,15 +115,22 @@ def measured_row(attempt: Attempt, result: Measured, axes: Sequence[str]) -> dic
         "decode_tok_s": speed.median,
         "decode_tok_s_low": speed.low,
         "decode_tok_s_high": speed.high,
+        "counted_tok_s": counted_tok_s(result),
         "proven_context_tokens": result.context.proven_tokens,
         "acceptance": result.drafts.acceptance if result.drafts is not None else None,
         "ttft_ms": result.ttft_s.median * 1000,
         "prefill_tok_s": prefill.median if prefill is not None else None,
         "peak_memory_mib": peak / _MIB if peak is not None else None,
+        "memory_left_mib": None if room is None else room.left_bytes / _MIB,
+        "boots_held": None if hold is None else hold.held,
+        "boots": None if hold is None else hold.boots,
+        "holds": None if hold is None else hold.hold.value,
+        "chance": None if hold is None else hold.chance,
         "joules_per_token": result.figures[0].joules_per_token if result.figures else None,
         "mean_logprob": quality.mean_logprob if quality is not None else None,
         "confirms": attempt.confirms,
         "doubts": ", ".join(speed.doubts),
+        "why_counted": why_counted(result),
     }
 
 

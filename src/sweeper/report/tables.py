@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from sweeper.core.outcome import Attempt
 from sweeper.core.pairs import Pairs, text
+from sweeper.core.reliability import Hold
 from sweeper.core.standing import front_among
 from sweeper.report.front import front_rows, trial_rows, varied
 from sweeper.report.words import count_text, figure_text, percent_text, subject_of
@@ -60,13 +62,21 @@ def front_table(
         column_of("proven\ntokens", rows, "proven_context_tokens", count_text, rank=1),
         column_of("ttft\nms", rows, "ttft_ms", figure_text, rank=4),
         column_of("accept.\n%", rows, "acceptance", percent_text, rank=5),
+        column_of("left\nMiB", rows, "memory_left_mib", figure_text, rank=4),
+        TableColumn(
+            header="boots\nheld",
+            cells=tuple(_boots(row) for row in rows),
+            rank=4,
+            right=False,
+        ),
         column_of("doubts", rows, "doubts", str, rank=6, right=False),
         column_of("prefill\ntok/s", rows, "prefill_tok_s", figure_text, rank=7),
         column_of("peak\nMiB", rows, "peak_memory_mib", count_text, rank=8),
     ]
     return fitted_table(
-        f"front of {subject_of(everyone)}", columns, same, width, empty="nothing measured"
-    )
+        f"front of {subject_of(everyone)}", columns, same, width, empty="nothing measured",
+        notes=[f"{row['attempt']}: {row['why_counted']}" for row in rows if row["why_counted"]],
+    )  # fmt: skip
 
 
 def trials_table(
@@ -99,6 +109,12 @@ def trials_table(
     )
 
 
+def _boots(row: Mapping[str, Any]) -> str:
+    """Return how many boots of a point held, and where it is not known whether all will."""
+    held = f"{row['boots_held']}/{row['boots']}"
+    return held if row["holds"] in (Hold.RELIABLE, Hold.UNKNOWN) else f"{held} {row['holds']}"
+
+
 def column_of(
     header: str,
     rows: Sequence[Mapping[str, Any]],
@@ -122,9 +138,13 @@ def column_of(
 
 
 def fitted_table(
-    title: str, columns: Sequence[TableColumn], same: Pairs, width: int, *, empty: str
-) -> Table:
-    """Return a table that fits the width: the columns that matter least are left out, and named."""
+    title: str, columns: Sequence[TableColumn], same: Pairs, width: int, *, empty: str,
+    notes: Sequence[str] = (),
+) -> Table:  # fmt: skip
+    """Return a table that fits the width: the columns that matter least are left out, and named.
+
+    Below it stand what all rows share and these notes.
+    """
     shown = [column for column in columns if any(column.cells) or column.rank == 0]
     dropped: list[TableColumn] = []
     while _width(shown) > width and any(column.rank > 0 for column in shown):
@@ -135,6 +155,7 @@ def fitted_table(
     rows = len(columns[0].cells)
     missing = ", ".join(_flat(each.header) for each in reversed(dropped))
     notes = [
+        *(line for note in notes for line in textwrap.wrap(note, width)),
         f"all: {same}" if same else "",
         f"left out at {width} columns: {missing}" if dropped else "",
         empty if not rows else "",

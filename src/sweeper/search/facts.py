@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from sweeper.core.acceptance import mean_length, shares
 from sweeper.core.evidence import Evidence, Need, Prior, Role
 from sweeper.core.memory import Boot, MemoryModel
+from sweeper.core.objectives import counted_tok_s, draft_gain
 from sweeper.core.outcome import Attempt, Infeasible, Measured, kind, name
 from sweeper.core.pairs import Pairs, Scalar, text
 from sweeper.core.space import Axis, Space
@@ -74,13 +75,15 @@ def evidence_of(attempt: Attempt, job: Job) -> Evidence:
     }
     acceptance: tuple[float, ...] = ()
     if isinstance(outcome, Measured):
-        found["decode_tok_s"] = outcome.decode_tok_s.median
+        found["decode_tok_s"] = counted_tok_s(outcome)
         found["proven_context_tokens"] = float(outcome.context.window_tokens)
         length = 1.0
-        if outcome.drafts is not None and outcome.drafts.drafted > 0:
+        # What drafts make of text that goes round in circles says nothing of any other text.
+        circles = draft_gain(outcome) > 1
+        if outcome.drafts is not None and outcome.drafts.drafted > 0 and not circles:
             acceptance = _falling(shares(outcome.drafts))
             length = mean_length(outcome.drafts) or 1.0
-        found["step_s"] = length / outcome.decode_tok_s.median
+        found["step_s"] = length / counted_tok_s(outcome)
         phase = None
     else:
         facts = outcome.finding.facts

@@ -76,6 +76,8 @@ class FrontierSampler(BaseSampler):
         self._ended: dict[int, int | None] = {}
         self._reasons: dict[int, str] = {}
         self._improvement = math.inf
+        self._boot_spread_bytes = 0.0
+        self._withdrawn: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def over(
@@ -180,6 +182,20 @@ class FrontierSampler(BaseSampler):
         """
         return self._improvement
 
+    def heed(
+        self, *, boot_spread_bytes: float, withdrawn: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Take note of what repeated boots have shown.
+
+        Args:
+            boot_spread_bytes: the standard deviation of memory from boot to boot. Points are then
+                sought that work 19 times of 20, and an ending says less of where the edge is.
+            withdrawn: the Optuna parameters of all points that were measured and may not win, as
+                those that work in some boots only. They bar no others from the front.
+        """
+        self._boot_spread_bytes = boot_spread_bytes
+        self._withdrawn = tuple(withdrawn)
+
     def probability(self, study: Study, params: Sequence[Mapping[str, Any]]) -> list[float]:
         """Return how likely points work, each given by its Optuna parameters."""
         if self._space is None:
@@ -233,6 +249,7 @@ class FrontierSampler(BaseSampler):
             for trial in study.get_trials(deepcopy=False)
             if trial.state.is_finished() and trial.number not in self._known
         ]
+        self._heed(self._model)
         for seen in new:
             if seen is not None:
                 self._seen.append(seen)
@@ -263,8 +280,14 @@ class FrontierSampler(BaseSampler):
         )
         self._space = replace(self._space, axes=axes)
         self._model = self._built(study, self._space)
+        self._heed(self._model)
         for seen in self._seen:
             self._model.learn(seen)
+
+    def _heed(self, model: FrontierModel) -> None:
+        assert self._space is not None
+        rows = (self._space.encode(each) for each in self._withdrawn)
+        model.heed(self._boot_spread_bytes, [row for row in rows if row is not None])
 
     def _read(self, study: Study, trial: FrozenTrial) -> Seen | None:
         """Return what a finished trial teaches, if it teaches anything."""

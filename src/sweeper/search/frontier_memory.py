@@ -24,6 +24,8 @@ from sweeper.search.frontier_space import CodedSpace, Codes, Floats
 from sweeper.search.normal import log_ndtr, ndtr
 
 GIB = float(2**30)
+_RELIABLE = 1.645
+"""How many standard deviations from boot to boot a point leaves that works 19 times of 20."""
 _SIGN_SD = 0.05
 _EQUAL_SD = 0.05
 _TRUST = 5.0
@@ -44,7 +46,7 @@ class LinearBelief:
 
     def __init__(self, mean: Floats, sd: Floats, sign_sd: float = _SIGN_SD) -> None:
         """Start from independent coefficients; `sign_sd` blurs where a sign changes."""
-        self._sign_sd = sign_sd
+        self.sign_sd = sign_sd
         self.mean = mean.astype(np.float64)
         self.cov = np.diag(np.square(sd.astype(np.float64)))
 
@@ -67,7 +69,7 @@ class LinearBelief:
         """Learn only on which side of `than` the form lies."""
         sign = 1.0 if above else -1.0
         gain = self.cov @ row
-        sd = math.sqrt(float(row @ gain) + self._sign_sd**2)
+        sd = math.sqrt(float(row @ gain) + self.sign_sd**2)
         z = sign * (float(row @ self.mean) - than) / sd
         # phi(z) / Phi(z), through logarithms: far on the wrong side both vanish.
         ratio = math.exp(-0.5 * z * z - 0.5 * math.log(2 * math.pi) - float(log_ndtr(z)))
@@ -255,8 +257,19 @@ class MemoryModel:
         )
         self._beyond = None if self._outside is None else self._outside.belief()
         self._surprises: list[float] = []
+        self._boot_spread = 0.0
         self._fitted, self._tried, self._evidence = 0, 0, 0.0
         self.rests_on: list[int] = []
+
+    def heed_spread(self, spread_bytes: float) -> None:
+        """Take note of how much memory differs from boot to boot, one standard deviation.
+
+        A point is to work 19 times of 20, so its margin must be above 1.64 of these; and whether a
+        boot fitted says that much less of where the edge is.
+        """
+        self._boot_spread = spread_bytes / GIB
+        for belief in (*self._beliefs, *([] if self._beyond is None else [self._beyond])):
+            belief.sign_sd = math.hypot(_SIGN_SD * self._unit, self._boot_spread)
 
     def _begin_with(self, prior: Prior) -> None:
         axes = self._space.axes
@@ -290,9 +303,10 @@ class MemoryModel:
         """Return a quick probability of fitting: exact means, one spread for all."""
         inside, outside = rows
         sd = math.sqrt(self._spread() ** 2 + (0.3 * self._unit) ** 2)
-        result: Floats = ndtr((inside @ self._best.mean) / sd)
+        least = _RELIABLE * self._boot_spread
+        result: Floats = ndtr((inside @ self._best.mean - least) / sd)
         if outside is not None and self._beyond is not None:
-            result = result * ndtr((outside @ self._beyond.mean) / sd)
+            result = result * ndtr((outside @ self._beyond.mean - least) / sd)
         return self._trusted(result)
 
     def fits(self, rows: tuple[Floats, Floats | None]) -> Floats:
@@ -331,6 +345,7 @@ class MemoryModel:
 
     def _above_zero(self, belief: LinearBelief, rows: Floats) -> Floats:
         mean, variance = belief.predict_all(rows)
+        mean = mean - _RELIABLE * self._boot_spread
         sd = np.sqrt(np.maximum(variance, 0) + self._spread() ** 2)
         # A small share for the model's being wrong in a way that it does not know of.
         result: Floats = 0.96 * ndtr(mean / sd) + 0.04 * ndtr(mean / (2 * sd + 0.5 * self._unit))
@@ -426,7 +441,7 @@ class MemoryModel:
 
     def _learn_margin(self, inside: Floats, group: str, margin: float) -> None:
         """Learn how much was left or missing, under each reading of what was counted."""
-        sd = _EQUAL_SD * self._unit + 0.01 * abs(margin)
+        sd = math.hypot(_EQUAL_SD * self._unit + 0.01 * abs(margin), self._boot_spread)
         everything = self._inside.only(inside, *_EVERYTHING)
         best = int(np.argmax(self._odds))
         for index, (reading, belief) in enumerate(zip(_READINGS, self._beliefs, strict=True)):

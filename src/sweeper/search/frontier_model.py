@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -189,6 +190,10 @@ class Objectives:
         """Take in a trial that works."""
         raise NotImplementedError
 
+    def withdraw(self, rows: Iterable[Codes]) -> None:
+        """Take note of all points that were measured and may not win: they bar no others."""
+        raise NotImplementedError
+
     def quick(self, codes: Codes) -> Floats:
         """Return a rough and generous expected improvement, fast."""
         raise NotImplementedError
@@ -222,6 +227,7 @@ class EngineObjectives(Objectives):
         self._observed: list[float] = []
         self._levels = np.unique(self._log_context[:-1])
         self._typical_sd = 0.3
+        self._withdrawn: frozenset[bytes] = frozenset()
         self._front: tuple[Floats, Floats] | None = None
 
     def learn(self, seen: Seen) -> None:
@@ -241,6 +247,11 @@ class EngineObjectives(Objectives):
         self.rows.append(seen.row)
         self._reached.append(asked)
         self._observed.append(math.log(max(rate, 1e-6)))
+        self._front = None
+
+    def withdraw(self, rows: Iterable[Codes]) -> None:
+        """Leave these points out of the front."""
+        self._withdrawn = _keys(rows)
         self._front = None
 
     def _strips(self, pending: Codes | None = None) -> tuple[Floats, Floats]:
@@ -264,11 +275,14 @@ class EngineObjectives(Objectives):
             mean = self.speed.mean(np.stack(self.rows))
             rates = np.exp(0.5 * (mean + np.array(self._observed)))
             reached = np.array(self._reached)
+            if self._withdrawn:
+                counts = np.array([row.tobytes() not in self._withdrawn for row in self.rows])
+                rates, reached = rates[counts], reached[counts]
             for index, level in enumerate(levels):
                 there = rates[reached >= level - 1e-9]
                 best[index] = there.max(initial=0.0)
             # A rate below half of the best is worth nothing, whatever the context.
-            best = np.maximum(best, 0.5 * rates.max())
+            best = np.maximum(best, 0.5 * rates.max(initial=0.0))
         return widths, best
 
     def quick(self, codes: Codes) -> Floats:
@@ -322,6 +336,10 @@ class EngineObjectives(Objectives):
         )
 
 
+def _keys(rows: Iterable[Codes]) -> frozenset[bytes]:
+    return frozenset(row.tobytes() for row in rows)
+
+
 def _spare(margin: float, sd: float) -> str:
     """Return a number of bytes with its spread, in MiB where GiB would be but hundredths."""
     if max(abs(margin), sd) < 0.1 * 2**30:
@@ -354,6 +372,7 @@ class PlainObjectives(Objectives):
         self._processes = [Process(tables, amounts, freedom) for _ in range(count)]
         self.rows: list[Codes] = []
         self._values: list[tuple[float, ...]] = []
+        self._withdrawn: frozenset[bytes] = frozenset()
         self._stale = True
         self._centre = np.zeros(count)
         self._scale = np.ones(count)
@@ -365,6 +384,10 @@ class PlainObjectives(Objectives):
         self.rows.append(seen.row)
         self._values.append(seen.values)
         self._stale = True
+
+    def withdraw(self, rows: Iterable[Codes]) -> None:
+        """Leave these points out of the front."""
+        self._withdrawn = _keys(rows)
 
     def _train(self) -> None:
         if not self._stale:
@@ -385,7 +408,14 @@ class PlainObjectives(Objectives):
     def _scaled_front(self) -> Floats:
         if not self._values:
             return np.zeros((0, self._count))
-        return (np.array(self._values) - self._centre) / self._scale
+        values = [
+            value
+            for row, value in zip(self.rows, self._values, strict=True)
+            if row.tobytes() not in self._withdrawn
+        ]
+        if not values:
+            return np.zeros((0, self._count))
+        return (np.array(values) - self._centre) / self._scale
 
     def _reference(self, front: Floats) -> Floats:
         if not len(front):
@@ -524,6 +554,11 @@ class FrontierModel:
                 spent = evidence.boot_s + (_MEASURING_S if served else 0.0)
             if spent is not None:
                 (self._served_s if served else self._failed_s).append(spent)
+
+    def heed(self, boot_spread_bytes: float, withdrawn: Iterable[Codes]) -> None:
+        """Take note of how memory differs from boot to boot, and of points that may not win."""
+        self.feasibility.memory.heed_spread(boot_spread_bytes)
+        self.objectives.withdraw(withdrawn)
 
     def _features(self, codes: Codes) -> _Features:
         return _Features(

@@ -7,7 +7,7 @@ import itertools
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +18,27 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from sweeper.core.memory import MemoryBound, OutOfMemory
-from sweeper.core.objectives import CONTEXT, QUALITY, SPEED, values_of
+from sweeper.core.objectives import (
+    CONTEXT,
+    QUALITY,
+    SPEED,
+    counted_tok_s,
+    draft_gain,
+    values_of,
+)
 from sweeper.core.outcome import Attempt, Broken, HostFault, Infeasible, Measured, Unfit
 from sweeper.core.pairs import Pairs, Point, Scalar
+from sweeper.core.reliability import USUAL_SHARE, ran_out, spread_of
 from sweeper.core.space import Space, SpaceError
-from sweeper.core.standing import front_among, is_contended, standing
-from sweeper.core.study import Study
+from sweeper.core.standing import (
+    front_among,
+    is_contended,
+    reliability_of,
+    standing,
+    unconfirmed,
+    unsure,
+)
+from sweeper.core.study import Confirm, Study
 from sweeper.core.typed import FieldError
 from sweeper.engines import refusal_of
 from sweeper.job import Job
@@ -94,6 +109,7 @@ class Search:
         self._study = study
         self._job = job
         self._booted: dict[Point, list[Attempt]] = {}
+        self._again: list[Attempt] = []
         self._bound = MemoryBound()
         self._queue: list[Point] = []
         self._later: list[tuple[int, Point]] = []
@@ -114,10 +130,11 @@ class Search:
             warnings.simplefilter("ignore", ExperimentalWarning)
             self._optuna.set_metric_names([_METRICS[each] for each in study.objectives])
         known = list(attempts)
+        before = list(earlier)
+        self._before = before
         for each in known:
             self._learn(each)
         self._reconcile(known)
-        before = list(earlier)
         prior = prior_of(
             study.space,
             job,
@@ -132,6 +149,7 @@ class Search:
             job,
             prior,
         )
+        self._heed()
         self._random = random.Random(f"{study.seed}:{len(known)}")  # noqa: S311 - not for secrets
         self._queue += [point for point in study.enqueue if point not in self._queue]
         self._guesses = set(study.enqueue)
@@ -310,6 +328,7 @@ class Search:
     def tell(self, attempt: Attempt) -> None:
         """Record what an attempt came to, and learn from it."""
         self._learn(attempt)
+        self._heed()
         if self._may_retry(attempt.point):
             self._queue.insert(0, attempt.point)
         elif self._worth_repeating(attempt):
@@ -323,7 +342,14 @@ class Search:
     def _learn(self, attempt: Attempt) -> None:
         self._spent_s += attempt.timings.total_s
         if attempt.confirms is not None:
-            return  # measured again after the search, which knows the point already
+            # Measured again after the search, which knows the point already. Where it then ran
+            # out of memory this is the edge: what needs noticeably more need not be booted.
+            self._again.append(attempt)
+            if ran_out(attempt):
+                self._bound = self._bound.with_failure(
+                    OutOfMemory(attempt=attempt.number, footprint=attempt.footprint)
+                )
+            return
         self._booted.setdefault(attempt.point, []).append(attempt)
         if isinstance(attempt.outcome, Measured) and attempt.point in self._checking:
             # The prediction was wrong: what rests on the same failure may be booted after all.
@@ -348,6 +374,26 @@ class Search:
             case _:
                 pass
 
+    def _heed(self) -> None:
+        """Bring the bound and the sampler up to what repeated boots have shown."""
+        attempts = [*(each for several in self._booted.values() for each in several), *self._again]
+        spread = spread_of([*self._before, *attempts])
+        if spread is None:
+            capacity = _device_memory(self._study, self._job)
+            spread = 0.0 if capacity is None else USUAL_SHARE * capacity
+        if spread != self._bound.spread_bytes:
+            self._bound = self._bound.with_spread(spread)
+        heed = getattr(self._optuna.sampler, "heed", None)
+        if callable(heed):
+            heed(
+                boot_spread_bytes=spread,
+                withdrawn=[
+                    self._encode(point)
+                    for point, found in reliability_of(attempts).items()
+                    if not found.may_win
+                ],
+            )
+
     def _settled(self, point: Point) -> bool:
         """Tell whether enough is known of a point never to boot it again."""
         known = self._booted.get(point, [])
@@ -365,11 +411,11 @@ class Search:
         if sum(is_contended(each) for each in known) > self._study.retries:
             return False
         everyone = [each for several in self._booted.values() for each in several]
-        hoped = outcome.decode_tok_s.high * _DISTURBED
+        hoped = outcome.decode_tok_s.high / draft_gain(outcome) * _DISTURBED
         return not any(
             isinstance(each.outcome, Measured)
             and each.point != attempt.point
-            and each.outcome.decode_tok_s.median >= hoped
+            and counted_tok_s(each.outcome) >= hoped
             and each.outcome.context.window_tokens >= outcome.context.window_tokens
             for each in standing(everyone)
         )
@@ -603,3 +649,44 @@ def sweep(
         if changes := comparable(attempt):
             return Ended(why=Stop.INCOMPARABLE, boots=boots + 1, differences=changes)
     raise AssertionError("the count of boots has no end")
+
+
+def confirm(
+    choice: Confirm,
+    attempts: Callable[[], Sequence[Attempt]],
+    *,
+    boot: Callable[[Attempt, bool, int, int], Attempt],
+) -> None:
+    """Boot the members of the front again, until each is known to hold or the boots are spent.
+
+    First every member is measured again, in interleaved order; what takes the place of one that
+    does not hold is measured again as well. Then members with little memory left are booted once
+    more, the quickest to boot first, until it is known whether they work 19 times of 20.
+
+    `attempts` returns all attempts by now. `boot` makes and stores another one: of this attempt,
+    only to see whether it works or in full, the how manieth of how many.
+    """
+    left, checks = choice.boots, choice.checks
+    while choice.rounds > 0:
+        members = unconfirmed(attempts())
+        if members and left > 0:
+            # Not in the order of the search, and every other round backwards: what changes with
+            # time on this machine must not fall on the same members each time.
+            order = [
+                each
+                for round_ in range(choice.rounds)
+                for each in (members if round_ % 2 == 0 else members[::-1])
+            ][:left]
+            for count, each in enumerate(order, start=1):
+                done = boot(each, False, count, len(order))
+                left -= 1
+                if isinstance(done.outcome, HostFault):
+                    return
+            continue
+        member = unsure(attempts()) if checks > 0 else None
+        if member is None:
+            return
+        done = boot(member, True, choice.checks - checks + 1, choice.checks)
+        checks -= 1
+        if isinstance(done.outcome, HostFault):
+            return

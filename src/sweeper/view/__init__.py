@@ -63,6 +63,7 @@ class View:
                 measure_s=each.timings.measure_s or 0.0,
             )
             for each in known
+            if not each.brief
         ]
         self._boots = sum(each.confirms is None for each in known)
         self._recent: tuple[Attempt, ...] = ()
@@ -114,12 +115,26 @@ class View:
             if why:
                 self.say(f"      why: {why}")
 
-    def confirming(self, member: int, count: int, of: int, point: Point) -> None:
-        """Show that a member of the front is measured again, the `count`th of `of`."""
+    def confirming(
+        self, member: int, count: int, of: int, point: Point, *, brief: bool = False
+    ) -> None:
+        """Show that a member of the front is booted again, the `count`th of `of`.
+
+        In full, or in `brief` to see whether it works.
+        """
         self._confirming = count, of
-        self._starts(member, point, "it is on the front, and a front is measured twice")
+        self._starts(
+            member,
+            point,
+            "it leaves little memory: does it work every time?"
+            if brief
+            else "it is on the front, and a front is measured twice",
+        )
         if not self._moves:
-            self.say(f"[confirming {count} of {of}] attempt {member} again: {point}")
+            what = (
+                f"booting again, at most {of}: {count}" if brief else f"confirming {count} of {of}"
+            )
+            self.say(f"[{what}] attempt {member} again: {point}")
 
     def progress(self, progress: Progress) -> None:
         """Show where the current attempt is."""
@@ -132,13 +147,14 @@ class View:
         now = time.monotonic()
         began = self._last_end if self._last_end is not None else now - attempt.timings.total_s
         self._last_end = now
-        self._spent.append(
-            Spent(
-                kind=kind_of(attempt),
-                seconds=max(now - began, attempt.timings.total_s),
-                measure_s=attempt.timings.measure_s or 0.0,
+        if not attempt.brief:
+            self._spent.append(
+                Spent(
+                    kind=kind_of(attempt),
+                    seconds=max(now - began, attempt.timings.total_s),
+                    measure_s=attempt.timings.measure_s or 0.0,
+                )
             )
-        )
         if attempt.confirms is None:
             self._boots += 1
         self._attempts.append(attempt)

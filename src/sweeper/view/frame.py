@@ -19,6 +19,7 @@ from sweeper.core.outcome import (
     name,
 )
 from sweeper.core.pairs import Point, text
+from sweeper.core.reliability import mib, rooms_of
 from sweeper.core.study import Confirm
 from sweeper.measuring import Progress
 from sweeper.view.plot import ASCII, UNICODE, Pair, plot
@@ -107,6 +108,11 @@ def verdict(attempt: Attempt) -> tuple[str, str]:
     match attempt.outcome:
         case Measured(decode_tok_s=speed, context=context, drafts=drafts):
             words = f"{speed.median:.1f} tok/s, {context.proven_tokens:,} tokens proven"
+            if attempt.brief:
+                left = min((room.left_bytes for room in rooms_of(attempt)), default=None)
+                spare = "" if left is None else f", {mib(left)} of memory left"
+                words = f"attempt {attempt.confirms} booted again: {context.proven_tokens:,} tokens"
+                return f"{words} proven{spare}", "green"
             if attempt.confirms is not None:
                 words = f"attempt {attempt.confirms} measured again: {words}"
             if drafts is not None and drafts.acceptance is not None:
