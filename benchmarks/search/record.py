@@ -156,23 +156,24 @@ def sidecar_of(space: Space, job: Any, *, device_memory_bytes: float) -> dict[st
 
 
 def write_table(
-    name: str, columns: list[str], rows: list[dict[str, Any]], sidecar: dict[str, Any], by: str
-) -> None:
+    name: str, columns: list[str], rows: list[dict[str, Any]], sidecar: dict[str, Any], by: str,
+    folder: Path = TABLES,
+) -> None:  # fmt: skip
     """Write rows as a table, in the order of their axes, and the sidecar beside it."""
     rows = sorted(rows, key=lambda row: [str(row[axis]) for axis in sidecar["axes"]])
-    TABLES.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     said = io.StringIO()
     writer = csv.DictWriter(said, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     # No time in the archive, so that the same rows make the same file.
     with (
-        (TABLES / f"{name}.csv.gz").open("wb") as raw,
+        (folder / f"{name}.csv.gz").open("wb") as raw,
         gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as file,
     ):
         file.write(said.getvalue().encode())
     head = f"# recorded by {by} with random weights\n"
-    (TABLES / f"{name}.space.yaml").write_text(head + yaml.safe_dump(sidecar, sort_keys=False))
+    (folder / f"{name}.space.yaml").write_text(head + yaml.safe_dump(sidecar, sort_keys=False))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import COLUMNS, GIB, sidecar_of, write_table
+from record import COLUMNS, GIB, TABLES, sidecar_of, write_table
 
 from sweeper import gpu
 from sweeper.bench import Client, RequestFailure
@@ -289,7 +289,7 @@ def _evidence(row: dict[str, Any], window: int) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def table(folder: Path, called: str) -> None:
+def table(folder: Path, called: str, tables: Path = TABLES) -> None:
     """Write the table of the first boot of each point, and the space beside it."""
     rows: dict[str, dict[str, Any]] = {}
     space = json.loads((folder / "space.json").read_text())
@@ -299,7 +299,7 @@ def table(folder: Path, called: str) -> None:
         rows.setdefault(json.dumps(point), {**point, **row["evidence"]})
     columns = [*space["axes"], *COLUMNS]
     columns += sorted({key for row in rows.values() for key in row} - set(columns))
-    write_table(called, columns, list(rows.values()), space, "record_gpu.py on a lent H200")
+    write_table(called, columns, list(rows.values()), space, "record_gpu.py on a lent H200", tables)
     counts = Counter(row["outcome"] for row in rows.values())
     print(json.dumps({"rows": len(rows), **counts}))
 
