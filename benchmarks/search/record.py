@@ -98,14 +98,16 @@ def main(folder: Path) -> None:
     _write(store, loaded.study.space, job)
 
 
+COLUMNS = (
+    "outcome", "phase", "shortfall_gib", "weights_gib", "kv_bytes_per_token", "draft_gib",
+    "compute_gib", "graph_gib", "kv_pool_tokens", "estimated_max_model_len", "decode_tok_s",
+    "acceptance", "step_ms", "boot_s",
+)  # fmt: skip
+"""Of a table, after its axes."""
+
+
 def _write(store: Attempts, space: Space, job: Any) -> None:
-    roles = roles_of(space, job.engine)
     axes = [axis.name for axis in space.axes]
-    columns = [
-        *axes, "outcome", "phase", "shortfall_gib", "weights_gib", "kv_bytes_per_token",
-        "draft_gib", "compute_gib", "graph_gib", "kv_pool_tokens", "estimated_max_model_len",
-        "decode_tok_s", "acceptance", "step_ms", "boot_s",
-    ]  # fmt: skip
     rows = []
     for each in store.all():
         seen = evidence_of(each, job)
@@ -125,20 +127,17 @@ def _write(store: Attempts, space: Space, job: Any) -> None:
             "boot_s": round(seen.boot_s or each.timings.total_s, 2),
         }
         rows.append({key: "" if value is None else value for key, value in row.items()})
-    rows.sort(key=lambda row: [str(row[name]) for name in axes])
-    TABLES.mkdir(exist_ok=True)
-    said = io.StringIO()
-    writer = csv.DictWriter(said, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    # No time in the archive, so that the same rows make the same file.
-    with (
-        (TABLES / f"{NAME}.csv.gz").open("wb") as raw,
-        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as file,
-    ):
-        file.write(said.getvalue().encode())
-    prior = prior_of(space, job, device_memory_bytes=190 * MIB)
-    sidecar = {
+    sidecar = sidecar_of(space, job, device_memory_bytes=190 * MIB)
+    write_table(NAME, [*axes, *COLUMNS], rows, sidecar, "record.py on a real engine")
+    measured = sum(row["outcome"] == "measured" for row in rows)
+    print(json.dumps({"rows": len(rows), "measured": measured}))
+
+
+def sidecar_of(space: Space, job: Any, *, device_memory_bytes: float) -> dict[str, Any]:
+    """Return the axes of a table and what is known of them before any boot, as data."""
+    roles = roles_of(space, job.engine)
+    prior = prior_of(space, job, device_memory_bytes=device_memory_bytes)
+    return {
         "axes": {
             axis.name: {
                 **({} if roles[axis.name] is Role.OTHER else {"role": roles[axis.name].value}),
@@ -154,10 +153,27 @@ def _write(store: Attempts, space: Space, job: Any) -> None:
             },
         },
     }
-    head = "# recorded by record.py on a real engine with random weights\n"
-    (TABLES / f"{NAME}.space.yaml").write_text(head + yaml.safe_dump(sidecar, sort_keys=False))
-    measured = sum(row["outcome"] == "measured" for row in rows)
-    print(json.dumps({"rows": len(rows), "measured": measured}))
+
+
+def write_table(
+    name: str, columns: list[str], rows: list[dict[str, Any]], sidecar: dict[str, Any], by: str,
+    folder: Path = TABLES,
+) -> None:  # fmt: skip
+    """Write rows as a table, in the order of their axes, and the sidecar beside it."""
+    rows = sorted(rows, key=lambda row: [str(row[axis]) for axis in sidecar["axes"]])
+    folder.mkdir(exist_ok=True)
+    said = io.StringIO()
+    writer = csv.DictWriter(said, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    # No time in the archive, so that the same rows make the same file.
+    with (
+        (folder / f"{name}.csv.gz").open("wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as file,
+    ):
+        file.write(said.getvalue().encode())
+    head = f"# recorded by {by} with random weights\n"
+    (folder / f"{name}.space.yaml").write_text(head + yaml.safe_dump(sidecar, sort_keys=False))
 
 
 if __name__ == "__main__":

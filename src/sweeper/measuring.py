@@ -588,7 +588,9 @@ class Session:
                 break  # answers too short to be timed never become steady
         before = self._metrics(client)
         began = time.monotonic()
-        with watching(server.pid, engine_is_here=server.is_here) as telemetry:
+        with watching(
+            server.pid, engine_is_here=server.is_here, used_before=server.gpu_used_before
+        ) as telemetry:
             while True:
                 gone_s = time.monotonic() - began
                 decided = _decided(repetition, workload, warm, timed, gone_s)

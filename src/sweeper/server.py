@@ -138,8 +138,16 @@ class Stopped:
 class Server:
     """An engine that is up: the process is ours and it answers on its port."""
 
-    def __init__(self, launch: Launch, process: _Process, ready_after_s: float) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        process: _Process,
+        ready_after_s: float,
+        gpu_used_before: tuple[int, ...] | None = None,
+    ) -> None:
         self.launch = launch
+        self.gpu_used_before = gpu_used_before
+        """Memory in use on each card before this engine was started; None where not known."""
         self.base_url = launch.base_url
         self.ready_after_s = ready_after_s
         self.ready_bytes = process.held_bytes()
@@ -199,6 +207,9 @@ class Server:
 
 class Attached:
     """A server that somebody else runs: it is measured, and never stopped."""
+
+    gpu_used_before: tuple[int, ...] | None = None
+    """It ran before anybody looked."""
 
     def __init__(self, attach: Attach, ready_after_s: float) -> None:
         self.base_url = attach.base_url
@@ -476,7 +487,7 @@ def serving(
     outcome: Serving | None = None
     try:
         registry.confirm(token, process.popen.pid)
-        outcome = Serving(_until_ready(process))
+        outcome = Serving(_until_ready(process, baseline))
         yield outcome
     finally:
         stopped = replace(process.stop(), held_bytes=_held(baseline))
@@ -485,7 +496,9 @@ def serving(
         registry.forget(token)
 
 
-def _until_ready(process: _Process) -> Server | Death:
+def _until_ready(
+    process: _Process, gpu_used_before: tuple[int, ...] | None = None
+) -> Server | Death:
     """Wait for the first of: dead, ready, late. Asked in that order."""
     launch = process.launch
     deadline = process.started + launch.boot_timeout_s
@@ -501,7 +514,7 @@ def _until_ready(process: _Process) -> Server | Death:
                 owned = process.owns_port()
                 if owned:
                     process.read_log()
-                    return Server(launch, process, ready_after_s)
+                    return Server(launch, process, ready_after_s, gpu_used_before)
                 if owned is False and process.alive():
                     return process.death(
                         Ended.PORT_TAKEN,

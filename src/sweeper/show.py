@@ -457,7 +457,7 @@ def _board_row(placed: Placed, *, rank: int | None, unbeaten: bool | None) -> Ro
     first = bool(result.figures) and load == result.figures[0]
     drafts = load.drafts if load.drafts is not None or not first else result.drafts
     seen = result.telemetry
-    card = seen.gpu_peak_bytes if seen is not None else None
+    card = seen.gpu_engine_bytes if seen is not None else None
     memory = card if card is not None else result.peak_bytes
     return {
         "rank": rank,

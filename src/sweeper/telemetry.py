@@ -24,13 +24,21 @@ _END_WITHIN_S = 2.0
 """How long the end waits for a reading in progress; a driver that hangs holds nobody up."""
 
 
-def watching(pid: int | None, *, period_s: float = 0.5, engine_is_here: bool = True) -> Watching:
+def watching(
+    pid: int | None,
+    *,
+    period_s: float = 0.5,
+    engine_is_here: bool = True,
+    used_before: tuple[int, ...] | None = None,
+) -> Watching:
     """Return what watches this host, and the engine with this process id, inside a `with`.
 
     None for an engine that is not in our process tree. With `engine_is_here` false the engine
-    runs on another machine, and no card of this one is looked at.
+    runs on another machine, and no card of this one is looked at. `used_before` is what
+    `gpu.used_bytes` said before the engine was started.
     """
-    return Watching(pid, period_s=period_s, cards=gpu.cards() if engine_is_here else None)
+    cards = gpu.cards() if engine_is_here else None
+    return Watching(pid, period_s=period_s, cards=cards, used_before=used_before)
 
 
 class Watching:
@@ -40,7 +48,17 @@ class Watching:
     known beside it: it ends the watching, and `trouble` says what it was, None for nothing.
     """
 
-    def __init__(self, pid: int | None, *, period_s: float, cards: Cards | None) -> None:
+    def __init__(
+        self,
+        pid: int | None,
+        *,
+        period_s: float,
+        cards: Cards | None,
+        used_before: tuple[int, ...] | None = None,
+    ) -> None:
+        self._before: dict[int, int] = {}
+        if cards is not None and used_before is not None:
+            self._before = dict(zip(cards.indexes, used_before, strict=False))
         self.trouble: str | None = None
         self._readings: list[Reading] = []
         self._period_s = period_s
@@ -71,11 +89,18 @@ class Watching:
 
     def so_far(self) -> Telemetry:
         """Return what the readings come to until the last one; reads nothing anew."""
-        return telemetry(self.readings)
+        return self._come_to()
 
     def result(self) -> Telemetry:
         """Return what all readings come to, after leaving."""
-        return telemetry(self.readings)
+        return self._come_to()
+
+    def _come_to(self) -> Telemetry:
+        found = telemetry(self.readings)
+        used = {card.index for reading in self.readings for card in reading.cards}
+        if not used or not used <= self._before.keys():
+            return found
+        return replace(found, gpu_before_bytes=sum(self._before[index] for index in used))
 
     def _watch(self) -> None:
         while not self._over.wait(self._period_s) and self.trouble is None:

@@ -14,7 +14,7 @@ from tests.core.test_architecture import NEMOTRON_3_NANO, QWEN3_NEXT
 
 from sweeper.core.architecture import from_facts
 from sweeper.core.architecture_hf import from_hf_config, hf_facts
-from sweeper.core.memory import Boot, MemoryModel, excess
+from sweeper.core.memory import Boot, MemoryModel, Size, excess
 from sweeper.core.pairs import Pairs
 from sweeper.engines import ModelFacts, estimated, load_engine, shown
 from sweeper.engines.llamacpp import LlamaCpp
@@ -135,6 +135,35 @@ def test_what_a_vllm_boot_printed_corrects_its_components() -> None:
     assert abs(after.part("weights").mean - weights) < abs(before.part("weights").mean - weights)
 
 
+RANDOM_15B = Pairs(
+    architecture="Qwen3MoeForCausalLM", draft_layers=0, embedding_length=2048,
+    feed_forward_length=6144, heads=32, key_length=128, value_length=128, kv_heads_global=96,
+    kv_heads_window=0, kv_layers=24, layers=24, window_layers=0, trained_context_tokens=262_144,
+    vocabulary=151_936, weights_bytes=16_267_000_000,
+)  # fmt: skip
+"""A qwen3moe of 24 layers and 128 experts, of random weights, made fp8 while it is loaded."""
+
+
+@pytest.mark.parametrize(
+    ("pool_gib", "params"),
+    [
+        (5.46, {}),
+        (5.46, {"kv_cache_dtype": "fp8"}),
+        (5.74, {"cudagraph_mode": "FULL_DECODE_ONLY"}),
+        (5.96, {"enforce_eager": True}),
+        (4.98, {"gpu_memory_utilization": 0.9}),
+    ],
+)
+def test_the_pool_that_vllm_had_on_an_h200_is_foreseen(
+    pool_gib: float, params: dict[str, Any]
+) -> None:
+    """What vLLM 0.24 printed as available for the cache; all but 24 GiB of the card were held."""
+    asked = VLLM.settings({"max_model_len": 8192, "quantization": "fp8", **params})
+    needs = VLLM.estimate(asked, model(RANDOM_15B))
+    left = VLLM.share(asked) * 24 * GIB - needs.mean + needs.part("kv_cache").mean
+    assert abs(left - pool_gib * GIB) < 0.01 * 24 * GIB
+
+
 # ---- llama.cpp ---------------------------------------------------------------------------------
 
 # Qwen3.6-35B-A3B with its draft layer: 40 layers, every fourth attends with 2 heads of 256.
@@ -189,6 +218,50 @@ def test_layers_left_to_the_processor_are_not_on_the_card() -> None:
     assert half.mean == pytest.approx(whole.mean * 20 / 41)
     assert whole.mean > experts.mean > whole.mean / 4
     assert experts.spread / experts.mean > whole.spread / whole.mean
+
+
+def test_experts_left_to_the_processor_leave_the_whole_cache_on_the_card() -> None:
+    def cache(**params: Any) -> Size:
+        return LLAMA.estimate(LLAMA.settings({"context": 131_072, **params}), model(QWEN_35B)).part(
+            "kv_cache"
+        )
+
+    whole = cache(gpu_layers="all")
+    assert cache(gpu_layers="all", n_cpu_moe=20) == whole
+    assert cache(gpu_layers="all", override_tensor="exps=CPU") == whole
+    assert cache(gpu_layers=20).mean == pytest.approx(whole.mean * 20 / 41)
+
+
+RANDOM_30B = Pairs(
+    architecture="qwen3moe", embedding_bytes=175_030_272, embedding_length=2048,
+    feed_forward_length=6144, heads=32, key_length=128, value_length=128, kv_heads_global=192,
+    kv_heads_window=0, kv_layers=48, layers=48, window_layers=0, output_bytes=175_030_272,
+    trained_context_tokens=262_144, vocabulary=151_936, weights_bytes=17_218_297_856,
+)  # fmt: skip
+"""A qwen3moe of 48 layers and 128 experts in Q4_0, of random weights."""
+
+
+@pytest.mark.parametrize(
+    ("in_use_mib", "params"),
+    [
+        (17_715, {"flash_attn": "on", "parallel": 4}),
+        (17_715, {"flash_attn": "on"}),
+        (17_357, {"flash_attn": "on", "cache_type_k": "q8_0", "cache_type_v": "q8_0"}),
+        (18_207, {"flash_attn": "off"}),
+        (17_992, {"flash_attn": "on", "batch": 4096, "ubatch": 2048}),
+        (29_358, {"flash_attn": "on", "context": 131_072}),
+        (15_206, {"flash_attn": "on", "n_cpu_moe": 8}),
+        (10_025, {"flash_attn": "on", "n_cpu_moe": 24}),
+        (9_042, {"flash_attn": "on", "gpu_layers": 24}),
+    ],
+)
+def test_what_llama_cpp_took_of_an_h200_is_foreseen(
+    in_use_mib: int, params: dict[str, Any]
+) -> None:
+    """Bytes in use on the card when the server was ready (llama.cpp b11434, one boot each)."""
+    asked = LLAMA.settings({"context": 8192, "gpu_layers": "all", **params})
+    error = LLAMA.estimate(asked, model(RANDOM_30B)).mean - in_use_mib * 2**20
+    assert abs(error) < 0.0125 * 24 * GIB
 
 
 def test_a_log_of_llama_cpp_shows_components_by_name() -> None:

@@ -378,6 +378,28 @@ def test_an_engine_outside_our_tree_is_on_the_cards_where_somebody_computes() ->
     assert cards_in_use(cards, None, visible=(0, 1, 2)) == ((0, 2), None)
 
 
+def test_what_others_held_before_is_not_the_engines_memory(family: subprocess.Popen[str]) -> None:
+    child = int(line(family))
+    nvml = Nvml(card(pids=[1], used=50), card(pids=[child], used=47), **SYSTEM)
+    cards = Cards(nvml)
+    with Watching(family.pid, period_s=0.02, cards=cards, used_before=(50, 40)) as watch:
+        wait_until(lambda: len(watch.readings) > 2, "some readings")
+    found = watch.result()
+    assert (found.gpu_peak_bytes, found.gpu_before_bytes) == (47, 40), "of its own card only"
+    assert found.gpu_engine_bytes == 7
+
+
+def test_without_a_look_before_the_peak_is_all_that_is_known(family: subprocess.Popen[str]) -> None:
+    child = int(line(family))
+    with Watching(
+        family.pid, period_s=0.02, cards=Cards(Nvml(card(pids=[child], used=47), **SYSTEM))
+    ) as watch:
+        wait_until(lambda: len(watch.readings) > 2, "some readings")
+    found = watch.result()
+    assert found.gpu_before_bytes is None
+    assert found.gpu_engine_bytes == found.gpu_peak_bytes == 47
+
+
 def test_the_cards_figures_come_with_the_engines(family: subprocess.Popen[str]) -> None:
     child = int(line(family))
     nvml = Nvml(card(pids=[1]), card(pids=[child, 1, 2], used=7), **SYSTEM)

@@ -18,7 +18,8 @@ _COUNTER_FROM_S = 1.0
 class Telemetry:
     """The machine over `seconds` of measurement; None for what cannot be known here, never zero.
 
-    `gpu_*` are of the cards that the engine uses: memory in use at its peak by all processes,
+    `gpu_*` are of the cards that the engine uses: memory in use at its peak by all processes, and
+    what of it was in use before the engine was started,
     mean power of all cards together, energy over the time, the hottest temperature, clocks of the
     streaming multiprocessors of the slowest card while it works, why clocks were held down
     at any moment (`throttle_reasons`, empty where none was seen or none can be seen), and how many
@@ -29,6 +30,7 @@ class Telemetry:
 
     seconds: float
     gpu_peak_bytes: int | None = None
+    gpu_before_bytes: int | None = None
     gpu_power_w: float | None = None
     gpu_energy_j: float | None = None
     gpu_temperature_c: float | None = None
@@ -41,6 +43,17 @@ class Telemetry:
     engine_cpu_s: float | None = None
     steal_share: float | None = None
     others_share: float | None = None
+
+    @property
+    def gpu_engine_bytes(self) -> int | None:
+        """What the engine itself took at its peak: more in use than before it was started.
+
+        A desktop, or whatever else is on the card, is not the engine's need. The peak itself where
+        nobody looked before.
+        """
+        if self.gpu_peak_bytes is None:
+            return None
+        return max(self.gpu_peak_bytes - (self.gpu_before_bytes or 0), 0)
 
     @property
     def saw_gpu(self) -> bool:

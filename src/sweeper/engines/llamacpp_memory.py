@@ -145,7 +145,10 @@ def estimate(settings: LlamaCppSettings, model: ModelFacts) -> Estimate:
     # A GPU leaves the input embedding to the processor, unless it is the output as well.
     spare = _fact(model, "embedding_bytes") if _fact(model, "output_bytes") else 0
     caches = cache_parts(settings, model)
-    kv = caches["kv_cache"] * (share if settings.kv_offload else 1)
+    # Caches lie where their layer does: what only leaves weights to the processor, experts or
+    # single tensors, leaves the whole cache on the card.
+    layers, layers_sure = _layers_offloaded(settings, model)
+    kv = caches["kv_cache"] * (layers if settings.kv_offload else 1)
     told = architecture_of(model) is not None
     # A fork's type of which no bits are stated is taken for 16, and is most likely less.
     types = (settings.cache_type_k, settings.cache_type_v)
@@ -164,7 +167,7 @@ def estimate(settings: LlamaCppSettings, model: ModelFacts) -> Estimate:
         "kv_cache": Size(
             # Unknown: what models keep at most, in f16.
             mean=kv,
-            spread=kv * (max(0.01, sure - 0.01) if known else 0.4)
+            spread=kv * (max(0.01, layers_sure - 0.01) if known else 0.4)
             if told
             else settings.context * 50 * 1024,
         ),
@@ -187,15 +190,21 @@ def estimate(settings: LlamaCppSettings, model: ModelFacts) -> Estimate:
     return Estimate.of(parts)
 
 
+def _layers_offloaded(settings: LlamaCppSettings, model: ModelFacts) -> tuple[float, float]:
+    """Return the share of the layers on the device that computes, and how unsure that is."""
+    layers = _fact(model, "layers")
+    if isinstance(settings.gpu_layers, int) and settings.gpu_layers and layers:
+        share = min(settings.gpu_layers / (layers + 1), 1.0)
+        return share, 0.01 + 0.05 * (share < 1)
+    return 1.0, 0.01
+
+
 def _offloaded(settings: LlamaCppSettings, model: ModelFacts) -> tuple[float, float]:
     """Return the share of the weights on the device that computes, and how unsure that is."""
     layers = _fact(model, "layers")
     if settings.override_tensor is not None:
         return 1.0, 0.5
-    share, sure = 1.0, 0.01
-    if isinstance(settings.gpu_layers, int) and settings.gpu_layers and layers:
-        share = min(settings.gpu_layers / (layers + 1), 1.0)
-        sure += 0.05 * (share < 1)
+    share, sure = _layers_offloaded(settings, model)
     if settings.n_cpu_moe and layers:
         # Nine tenths of a layer with experts are its experts.
         share *= 1 - 0.9 * min(settings.n_cpu_moe / layers, 1.0)

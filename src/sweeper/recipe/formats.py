@@ -421,7 +421,7 @@ def _needs(source: Source) -> dict[str, str]:
     size = source.attempt.model.get("size_bytes")
     known = size if isinstance(size, int) else 2**30
     host = (telemetry and telemetry.engine_rss_peak_bytes) or source.measured.peak_bytes or known
-    card = (telemetry and telemetry.gpu_peak_bytes) or known
+    card = (telemetry and telemetry.gpu_engine_bytes) or known
 
     def gib(number: int) -> str:
         return f"{max(1, math.ceil(number / 2**30))}Gi"
@@ -449,7 +449,7 @@ def vllm_recipe(source: Source) -> Export:
     args = [word for flag in parts.flags if flag[0].partition("=")[0] not in own for word in flag]
     sizes = {flag[0]: flag[1] for flag in parts.flags if len(flag) == 2}
     hub = hub_model(parts.model)
-    peak = source.measured.telemetry and source.measured.telemetry.gpu_peak_bytes
+    peak = source.measured.telemetry and source.measured.telemetry.gpu_engine_bytes
     total = peak or source.measured.peak_bytes or source.attempt.model.get("size_bytes")
     paths = ("model_id is a path of the machine of the measurement",) * (hub is None)
     revision = (

@@ -31,9 +31,9 @@ def figures(measured: Measured) -> list[str]:
         )
     if measured.peak_bytes is not None:
         lines.append(f"memory at its peak {measured.peak_bytes / 2**20:.0f} MiB")
-    if measured.telemetry is not None and measured.telemetry.gpu_peak_bytes is not None:
+    if measured.telemetry is not None and measured.telemetry.gpu_engine_bytes is not None:
         lines.append(
-            f"memory of the cards at its peak {measured.telemetry.gpu_peak_bytes / 2**20:.0f} MiB"
+            f"memory of the cards at its peak {measured.telemetry.gpu_engine_bytes / 2**20:.0f} MiB"
         )
     if measured.quality is not None and measured.quality.prefix_share is not None:
         lines.append(

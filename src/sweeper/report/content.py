@@ -489,7 +489,7 @@ def _telemetry(attempts: Sequence[Attempt]) -> Grid:
                 _known(seen.gpu_temperature_c, count_text),
                 " / ".join(count_text(clock) for clock in clocks if clock is not None),
                 ", ".join(seen.throttle_reasons),
-                _known(seen.gpu_peak_bytes, _mib),
+                _known(seen.gpu_engine_bytes, _mib),
                 _known(seen.engine_rss_peak_bytes, _mib),
                 _known(seen.engine_cpu_s, figure_text),
                 _known(seen.steal_share, percent_text),

@@ -104,8 +104,8 @@ def _whole(attempt: Attempt, job: Job | None) -> int | None:
     if job is not None and isinstance(job.engine, Sharing):
         return None  # it takes the share of the card that it is told to, whatever it needs
     telemetry = attempt.outcome.telemetry
-    if telemetry is not None and telemetry.gpu_peak_bytes is not None:
-        return telemetry.gpu_peak_bytes
+    if telemetry is not None and telemetry.gpu_engine_bytes is not None:
+        return telemetry.gpu_engine_bytes
     return attempt.outcome.peak_bytes
 
 
