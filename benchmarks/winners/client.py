@@ -31,6 +31,8 @@ from sweeper.recipe import read_recipe
 
 PROMPTS: list[str] = json.loads((Path(__file__).parent / "prompts.json").read_text())
 """Ten texts of our own to be gone on with: five of prose, five of code."""
+MAX_TOKENS = 96
+"""Of each answer, where no study says how many."""
 TOLERANCE = 0.05
 SEED = 4242
 BOOT_TIMEOUT_S = 120.0
@@ -53,7 +55,9 @@ def main() -> int:
     parser.add_argument("recipes", nargs="*", type=Path)
     parser.add_argument("--base-url")
     parser.add_argument("--expected", type=float, help="decode tok/s that the study reports")
-    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument(
+        "--max-tokens", type=int, help="of each answer; default: as many as the study asked for"
+    )
     parser.add_argument("--tolerance", type=float, default=TOLERANCE)
     parser.add_argument("--texts", action="store_true", help="print what was answered")
     parser.add_argument("--out", type=Path)
@@ -64,24 +68,34 @@ def main() -> int:
     if said.base_url:
         if said.expected is None:
             parser.error("--base-url needs --expected")
-        rows.append(compared("attached", said.base_url, said.expected, said))
+        tokens = said.max_tokens or MAX_TOKENS
+        rows.append(compared("attached", said.base_url, said.expected, tokens, said))
     for recipe in said.recipes:
         expected = read_recipe(recipe).decode_tok_s.median
         with booted(recipe) as base_url:
-            rows.append(compared(recipe.name, base_url, expected, said))
+            tokens = said.max_tokens or _asked_for(recipe)
+            rows.append(compared(recipe.name, base_url, expected, tokens, said))
     if said.out is not None:
         said.out.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if all(row["within"] for row in rows) else 1
 
 
+def _asked_for(recipe: Path) -> int:
+    """Return how many tokens the study asked for: drafts find more in longer answers."""
+    try:
+        identity = json.loads((recipe.parent.parent / "study.json").read_text())["identity"]
+        return int(identity["workload.max_tokens"])
+    except (OSError, KeyError, ValueError):
+        return MAX_TOKENS
+
+
 def compared(
-    name: str, base_url: str, expected: float, said: argparse.Namespace
+    name: str, base_url: str, expected: float, tokens: int, said: argparse.Namespace
 ) -> dict[str, object]:
     """Ask all prompts, print and return the comparison."""
     ask(base_url, "Hello, this is", 16, seed=1)  # the first request of a server is a slow one
     answers = [
-        ask(base_url, prompt, said.max_tokens, seed=SEED + number)
-        for number, prompt in enumerate(PROMPTS)
+        ask(base_url, prompt, tokens, seed=SEED + number) for number, prompt in enumerate(PROMPTS)
     ]
     speeds = [each.tok_s for each in answers]
     median = statistics.median(speeds)
@@ -97,7 +111,8 @@ def compared(
         for each in answers:
             print(f"---\n{each.text}")
     return {
-        "name": name, "tok_s": median, "expected_tok_s": expected, "off": off,
+        "name": name, "tokens_asked": tokens, "tok_s": median, "expected_tok_s": expected,
+        "off": off,
         "within": abs(off) <= said.tolerance, "drafted": drafted, "accepted": accepted,
         "answers": [asdict(each) for each in answers],
     }  # fmt: skip
