@@ -418,7 +418,7 @@ class LlamaCpp:
             # freed, and a table of some MiB then finds a hole in the heap or makes it longer.
             env.setdefault("MALLOC_MMAP_THRESHOLD_", "131072")
             # Without a store of freed blocks for each thread, which makes the holes in the heap
-            # depend on when the thread that writes the log ran: 3 MiB more or less for one boot.
+            # depend on the order in which threads ran: 3 MiB more or less for one boot.
             env.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
         for each in options.extra_args:
             if each.partition("=")[0] in _OWN_FLAGS:
