@@ -395,38 +395,45 @@ def _export(call: Call) -> int:
             if not every:
                 raise ConfError(f"export: {error}") from None
             refused[form] = str(error)
+    behind = _boots_behind(chosen, attempts)
     if loaded.output == "json":
         _print_json(
             {
                 "study": loaded.study.name,
                 "recipes": [str(path) for path in written],
                 "refused": refused,
-                "boots": {str(each.number): _boots_behind(each, attempts) for each in chosen},
+                "boots": {str(number): boots for number, boots in behind.items()},
             }
         )
     else:
         for path in written:
             print(path)
-        for each in chosen:
-            _complain(f"attempt {each.number}: {_boots_behind(each, attempts)['words']}")
+        for number, boots in behind.items():
+            _complain(f"attempt {number}: {boots['words']}")
         for form, why in refused.items():
             _complain(f"not as {form}: {why}")
     return OK
 
 
-def _boots_behind(chosen: Attempt, attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """Return which boots stand behind a recipe, and what they left of memory."""
+def _boots_behind(
+    chosen: Sequence[Attempt], attempts: Sequence[Attempt]
+) -> dict[int, dict[str, Any]]:
+    """Return which boots stand behind each recipe, and what they left of memory."""
     from sweeper.core.reliability import margin_words
     from sweeper.core.standing import reliability_of
 
-    hold = reliability_of(attempts)[chosen.point]
-    numbers = [each.number for each in attempts if each.point == chosen.point]
-    behind = ", ".join(map(str, numbers))
-    return {
-        "attempts": numbers,
-        "holds": hold.hold.value,
-        "words": f"{margin_words(hold)} (attempts {behind}), {hold.hold.value}",
-    }
+    holds = reliability_of(attempts)
+    found = {}
+    for each in chosen:
+        hold = holds[each.point]
+        numbers = [other.number for other in attempts if other.point == each.point]
+        listed = ", ".join(map(str, numbers))
+        found[each.number] = {
+            "attempts": numbers,
+            "holds": hold.hold.value,
+            "words": f"{margin_words(hold)} (attempts {listed}), {hold.hold.value}",
+        }
+    return found
 
 
 # --- verify -----------------------------------------------------------------------------------

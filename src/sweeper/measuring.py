@@ -745,19 +745,17 @@ class Session:
         self, workload: Workload, load: Load, timed: Sequence[tuple[Sample, ...]]
     ) -> list[Answer]:
         """Return the measured answers with what they were asked for."""
-        answers: list[Answer] = []
-        for round_ in timed:
-            for each in round_:
-                generated = load.prompt_tokens is not None
-                answers.append(
-                    Answer(
-                        text=each.text,
-                        prompt="" if generated else workload.texts[each.prompt],
-                        tokens=each.completion_tokens,
-                        asked=each.asked_tokens,
-                    )
-                )
-        return answers
+        generated = load.prompt_tokens is not None
+        return [
+            Answer(
+                text=each.text,
+                prompt="" if generated else workload.texts[each.prompt],
+                tokens=each.completion_tokens,
+                asked=each.asked_tokens,
+            )
+            for round_ in timed
+            for each in round_
+        ]
 
     def _caused(self, workload: Workload, seen: Looks) -> Unfit | None:
         """Return that the setting makes answers loop which the reference's do not; None: not."""

@@ -89,18 +89,15 @@ class Watching:
 
     def so_far(self) -> Telemetry:
         """Return what the readings come to until the last one; reads nothing anew."""
-        return self._come_to()
-
-    def result(self) -> Telemetry:
-        """Return what all readings come to, after leaving."""
-        return self._come_to()
-
-    def _come_to(self) -> Telemetry:
         found = telemetry(self.readings)
         used = {card.index for reading in self.readings for card in reading.cards}
         if not used or not used <= self._before.keys():
             return found
         return replace(found, gpu_before_bytes=sum(self._before[index] for index in used))
+
+    def result(self) -> Telemetry:
+        """Return what all readings come to, after leaving."""
+        return self.so_far()
 
     def _watch(self) -> None:
         while not self._over.wait(self._period_s) and self.trouble is None:

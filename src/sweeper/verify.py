@@ -15,7 +15,7 @@ from typing import Any
 
 from sweeper.core.known import Known
 from sweeper.core.launch import Death, Launch
-from sweeper.core.outcome import Failure, Infeasible, Measured, Outcome, kind, name
+from sweeper.core.outcome import Failure, Infeasible, Measured, Outcome, kind, name, ran_out
 from sweeper.core.quality import Guard
 from sweeper.core.stats import Doubt, Summary
 from sweeper.core.study import workload_of
@@ -138,7 +138,7 @@ def verify(path: Path, *, watch: Watch, boot_timeout_s: float = 600.0) -> Verifi
 
 def _ran_out(outcomes: Sequence[Outcome]) -> int:
     """Return how many of these ended for lack of memory."""
-    return sum(isinstance(each, Infeasible) and each.name.is_memory for each in outcomes)
+    return sum(ran_out(each) for each in outcomes)
 
 
 def judged(recipe: Recipe, *outcomes: Outcome, conditions: tuple[str, ...] = ()) -> Verified:

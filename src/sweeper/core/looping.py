@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sweeper.core.quality import loop
+from sweeper.core.quality import loop, shown_unit
 
 LEAST_CHARACTERS = 64
 """Of shorter text nothing is said of loops: it is about sixteen tokens."""
@@ -113,7 +113,7 @@ def repeats(text: str, prompt: str = "") -> str | None:
         return None
     if found.round >= ROUND_SHARE:
         unit = loop(text)
-        what = "" if unit is None else f", at its end {_shown(unit.unit)}"
+        what = "" if unit is None else f", at its end {shown_unit(unit.unit)}"
         return f"{found.round:.0%} of it goes round in a circle{what}"
     if found.copied >= COPIED_SHARE:
         return f"{found.copied:.0%} of it is copied from the prompt or from what it said before"
@@ -202,10 +202,6 @@ def _evened(text: str, recent: deque[int]) -> str:
 
 def _flat(text: str) -> str:
     return " ".join(text.split())
-
-
-def _shown(unit: str) -> str:
-    return repr(unit if len(unit) <= 40 else unit[:37] + "...")
 
 
 # ---- It is of another template -----------------------------------------------------------------

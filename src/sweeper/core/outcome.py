@@ -265,6 +265,11 @@ def name(outcome: Outcome | Nothing) -> str:
             return outcome.name.value
 
 
+def ran_out(outcome: Outcome) -> bool:
+    """Tell whether an attempt ended for lack of memory."""
+    return isinstance(outcome, Infeasible) and outcome.name.is_memory
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
     """Where the time of an attempt went, in seconds; None for what was not reached."""

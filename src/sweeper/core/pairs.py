@@ -14,7 +14,7 @@ Scalar: TypeAlias = bool | int | float | str | None
 class Pairs(Mapping[str, Scalar]):
     """A frozen mapping of names to scalars, ordered by name, usable as a key and in a digest."""
 
-    __slots__ = ("_items", "_lookup")
+    __slots__ = ("_canonical", "_items", "_lookup")
 
     def __init__(self, mapping: Mapping[str, Scalar] | None = None, /, **named: Scalar) -> None:
         merged: dict[str, Scalar] = {**(mapping or {}), **named}
@@ -25,6 +25,7 @@ class Pairs(Mapping[str, Scalar]):
                 raise TypeError(f"{name} must be a scalar, got {type(value).__name__}: {value!r}")
         self._items = tuple(sorted(merged.items(), key=lambda item: item[0]))
         self._lookup = dict(self._items)
+        self._canonical: str | None = None
 
     def __getitem__(self, name: str) -> Scalar:
         return self._lookup[name]
@@ -52,7 +53,12 @@ class Pairs(Mapping[str, Scalar]):
 
     def canonical(self) -> str:
         """Return the one JSON text of this mapping, equal for equal mappings."""
-        return json.dumps(self._lookup, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        # Written once: points are keys, looked up a thousand times while a search thinks.
+        if self._canonical is None:
+            self._canonical = json.dumps(
+                self._lookup, sort_keys=True, separators=(",", ":"), ensure_ascii=True
+            )
+        return self._canonical
 
     def digest(self) -> str:
         """Return the first 16 hex digits of the SHA-256 of the canonical text."""

@@ -184,7 +184,7 @@ def collapsed(answers: Sequence[str]) -> str | None:
 
 
 def _nothing_but(found: Loop) -> str:
-    return f"it is nothing but {_shown(found.unit)}, {found.repeats:,} times"
+    return f"it is nothing but {shown_unit(found.unit)}, {found.repeats:,} times"
 
 
 def _not_text(text: str) -> str | None:
@@ -266,7 +266,8 @@ def _salad(text: str) -> str | None:
     return None
 
 
-def _shown(unit: str) -> str:
+def shown_unit(unit: str) -> str:
+    """Return a repeated unit in quotes, cut where it is long."""
     return repr(unit if len(unit) <= 40 else unit[:37] + "...")
 
 
@@ -472,4 +473,5 @@ __all__ = [
     "logprob_drop",
     "loop",
     "remark",
+    "shown_unit",
 ]

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sweeper.core.outcome import Attempt, Infeasible, Measured
+from sweeper.core.outcome import Attempt, Measured, ran_out
 from sweeper.core.pairs import Point
 from sweeper.core.stats import normal_cdf
 
@@ -211,6 +211,11 @@ def mib(size: float) -> str:
     return f"{number:,.0f} MiB" if abs(number) < 10_000 else f"{number / 1024:,.1f} GiB"
 
 
+def least_left(attempt: Attempt) -> float | None:
+    """Return what an attempt left of the memory that it left least of, in bytes; None: unknown."""
+    return min((room.left_bytes for room in rooms_of(attempt)), default=None)
+
+
 _GROWN_SHARE: Final = 0.1
 
 
@@ -268,10 +273,16 @@ def spread_of(attempts: Iterable[Attempt]) -> float | None:
     The median of what is believed of it, of the tightest kind of memory; known only where a point
     was measured more than once.
     """
+    # Points that were measured once say nothing of it, and they are nearly all.
+    measured: dict[Point, list[Attempt]] = {}
+    for attempt in attempts:
+        if isinstance(attempt.outcome, Measured):
+            measured.setdefault(attempt.point, []).append(attempt)
+    repeated = [each for several in measured.values() if len(several) > 1 for each in several]
     found = [
         each
-        for each in reliabilities(attempts).values()
-        if each.spread_bytes is not None and each.held > 1 and each.room is not None
+        for each in reliabilities(repeated).values()
+        if each.spread_bytes is not None and each.room is not None
     ]
     tightest = min(found, key=lambda each: each.room.share if each.room else 1.0, default=None)
     return None if tightest is None else tightest.spread_bytes
@@ -288,7 +299,7 @@ def _reliability(
     least_left_bytes: float | None,
 ) -> Reliability:
     held = sum(isinstance(attempt.outcome, Measured) for attempt in several)
-    failed = sum(ran_out(attempt) for attempt in several)
+    failed = sum(ran_out(attempt.outcome) for attempt in several)
     tightest: Reliability | None = None
     for kind, spread in spreads.items():
         here = [room for found in rooms for room in found if room.of == kind]
@@ -310,11 +321,6 @@ def _reliability(
     if tightest is not None:
         return tightest
     return Reliability(held=held, boots=held + failed, hold=Hold.FLAKY if failed else Hold.UNKNOWN)
-
-
-def ran_out(attempt: Attempt) -> bool:
-    """Tell whether an attempt ended for lack of memory."""
-    return isinstance(attempt.outcome, Infeasible) and attempt.outcome.name.is_memory
 
 
 def _hold(

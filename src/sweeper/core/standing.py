@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from sweeper.core.front import Entry, pareto_front
 from sweeper.core.known import alike, answers_of
 from sweeper.core.objectives import objectives_of, values_of
-from sweeper.core.outcome import Attempt, Broken, HostFault, Infeasible, Measured, Unfit, name
+from sweeper.core.outcome import (
+    Attempt,
+    Broken,
+    HostFault,
+    Infeasible,
+    Measured,
+    Unfit,
+    name,
+    ran_out,
+)
 from sweeper.core.pairs import Point
 from sweeper.core.reliability import (
     ENOUGH_BOOTS,
@@ -17,7 +26,6 @@ from sweeper.core.reliability import (
     Reliability,
     margin_words,
     mib,
-    ran_out,
     reliabilities,
 )
 from sweeper.core.stats import Doubt
@@ -262,7 +270,7 @@ def _by_point(attempts: Iterable[Attempt]) -> dict[Point, list[Attempt]]:
 
 def _speaks(several: Sequence[Attempt]) -> Attempt | None:
     """Return which of several attempts at one point speaks for it, if one does."""
-    if any(ran_out(each) for each in several):
+    if any(ran_out(each.outcome) for each in several):
         return None  # once is enough: nobody wants a recipe that starts most of the time
     telling = [
         each

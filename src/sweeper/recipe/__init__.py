@@ -91,10 +91,16 @@ def write_recipes(
         raise RecipeError(f"there is no recipe format {form}; there are: {', '.join(FORMATS)}")
     chosen = FORMATS[form]
     folder.mkdir(parents=True, exist_ok=True)
+    holds = reliability_of(everyone)
     written = []
     for attempt in attempts:
         source = _source(attempt, study_folder, failed, front, health_path)
-        source = _with_boots(source, everyone)
+        point = attempt.point
+        source = replace(
+            source,
+            hold=holds.get(point),
+            boots=tuple(each.number for each in everyone if each.point == point),
+        )
         files = rendered(source, form)
         name = source.name if chosen.suffix else chart_name(source)
         path = folder / f"{name}{chosen.suffix}"
@@ -164,16 +170,6 @@ def _source(
         health_path=health_path or known,
         front=tuple(front),
         failed=tuple(failed),
-    )
-
-
-def _with_boots(source: Source, everyone: Sequence[Attempt]) -> Source:
-    """Return the source with what all boots of its point show."""
-    point = source.attempt.point
-    return replace(
-        source,
-        hold=reliability_of(everyone).get(point),
-        boots=tuple(each.number for each in everyone if each.point == point),
     )
 
 

@@ -31,7 +31,7 @@ from sweeper.core.outcome import (
     name,
 )
 from sweeper.core.pairs import Pairs, text
-from sweeper.core.reliability import mib, rooms_of
+from sweeper.core.reliability import least_left, mib, rooms_of
 from sweeper.record.attempts import ENGINE_LOG
 
 LOG_LIMIT_BYTES = 1_000_000
@@ -94,7 +94,7 @@ def metrics_of(attempt: Attempt) -> dict[str, float]:
 
     Rounded to what a table can show: the exact figures are in attempt.json.
     """
-    left = min((room.left_bytes for room in rooms_of(attempt)), default=None)
+    left = least_left(attempt)
     figures: dict[str, float | None] = {
         "boot_s": attempt.timings.boot_s,
         "memory_left_mib": None if left is None else left / _MIB,

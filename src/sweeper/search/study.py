@@ -26,9 +26,9 @@ from sweeper.core.objectives import (
     draft_gain,
     values_of,
 )
-from sweeper.core.outcome import Attempt, Broken, HostFault, Infeasible, Measured, Unfit
+from sweeper.core.outcome import Attempt, Broken, HostFault, Infeasible, Measured, Unfit, ran_out
 from sweeper.core.pairs import Pairs, Point, Scalar
-from sweeper.core.reliability import USUAL_SHARE, ran_out, spread_of
+from sweeper.core.reliability import USUAL_SHARE, spread_of
 from sweeper.core.space import Space, SpaceError
 from sweeper.core.standing import (
     front_among,
@@ -345,7 +345,7 @@ class Search:
             # Measured again after the search, which knows the point already. Where it then ran
             # out of memory this is the edge: what needs noticeably more need not be booted.
             self._again.append(attempt)
-            if ran_out(attempt):
+            if ran_out(attempt.outcome):
                 self._bound = self._bound.with_failure(
                     OutOfMemory(attempt=attempt.number, footprint=attempt.footprint)
                 )

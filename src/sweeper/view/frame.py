@@ -19,7 +19,7 @@ from sweeper.core.outcome import (
     name,
 )
 from sweeper.core.pairs import Point, text
-from sweeper.core.reliability import mib, rooms_of
+from sweeper.core.reliability import least_left, mib
 from sweeper.core.study import Confirm
 from sweeper.measuring import Progress
 from sweeper.view.plot import ASCII, UNICODE, Pair, plot
@@ -109,7 +109,7 @@ def verdict(attempt: Attempt) -> tuple[str, str]:
         case Measured(decode_tok_s=speed, context=context, drafts=drafts):
             words = f"{speed.median:.1f} tok/s, {context.proven_tokens:,} tokens proven"
             if attempt.brief:
-                left = min((room.left_bytes for room in rooms_of(attempt)), default=None)
+                left = least_left(attempt)
                 spare = "" if left is None else f", {mib(left)} of memory left"
                 words = f"attempt {attempt.confirms} booted again: {context.proven_tokens:,} tokens"
                 return f"{words} proven{spare}", "green"
